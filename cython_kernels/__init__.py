@@ -1,0 +1,29 @@
+"""Graph kernels: arrays in, arrays out.
+
+Each public function is a checked door before a typed loop that checks nothing, holds no GIL and
+uses OpenMP. Arrays are C-contiguous; floating arrays of one call share one dtype, float32 or float64.
+Each function has a slow twin of the same name and arguments in `cython_kernels.reference`.
+"""
+
+from ._build import build_info
+from .activation import bias_relu_dropout, relu_dropout_backward
+from .aggregate import check_csr, gather, gather_adjoint
+from .dropout_masks import dropout, dropout_csr, philox4x32
+from .loss import softmax_cross_entropy
+from .rows import pack_rows, scatter_add_rows, unpack_rows
+
+__all__ = [
+    "bias_relu_dropout",
+    "build_info",
+    "check_csr",
+    "dropout",
+    "dropout_csr",
+    "gather",
+    "gather_adjoint",
+    "pack_rows",
+    "philox4x32",
+    "relu_dropout_backward",
+    "scatter_add_rows",
+    "softmax_cross_entropy",
+    "unpack_rows",
+]

@@ -1,0 +1,300 @@
+"""The slow twin of every door: the same names and arguments, in NumPy and SciPy.
+
+Written for the reader and for tests, independently of the loops: sums are made in float64 and
+rounded once, masks come from a generator of their own. `num_threads` and `validate` have no effect,
+and nothing is checked. Needs SciPy, which the kernels do not.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.sparse import csr_array, diags_array
+from scipy.special import log_softmax
+
+from .checks import FloatArray, IntArray
+
+Uint64Array = npt.NDArray[np.uint64]
+LOW = np.uint64(0xFFFFFFFF)
+
+
+def check_csr(indptr: IntArray, indices: IntArray, data: FloatArray | None = None, *, n_cols: int) -> None:
+    """Twin of `cython_kernels.check_csr`: entry by entry."""
+    position = 0
+    for start, stop in pairwise(indptr):
+        if start != position or stop < start:
+            raise ValueError(f"indptr: {stop} after {start}, expected to go on at {position}")
+        position = stop
+    if len(indptr) == 0 or indptr[0] != 0 or position != len(indices):
+        raise ValueError(f"indptr must run from 0 to {len(indices)}")
+    for at, column in enumerate(indices):
+        if not 0 <= column < n_cols:
+            raise ValueError(f"indices[{at}] = {column} is outside 0..{n_cols - 1}")
+    if data is not None and len(data) != len(indices):
+        raise ValueError(f"data has {len(data)} values for {len(indices)} indices")
+
+
+def _operator(
+    indptr: IntArray,
+    indices: IntArray,
+    data: FloatArray | None,
+    n_cols: int,
+    row_scale: FloatArray | None,
+    source_scale: FloatArray | None,
+    self_weight: float,
+    mean: bool,
+    rows: tuple[int, int] | None,
+) -> csr_array:
+    """Build the float64 matrix that a gather applies; rows outside the range are empty."""
+    n_rows = len(indptr) - 1
+    values = np.ones(len(indices)) if data is None else data.astype(np.float64)
+    matrix = csr_array((values, indices, indptr), shape=(n_rows, n_cols))
+    if mean:
+        matrix = diags_array(1.0 / np.maximum(np.diff(indptr), 1)) @ matrix
+    if self_weight != 0:
+        matrix = matrix + self_weight * diags_array(np.ones(n_rows), shape=(n_rows, n_cols))
+    if source_scale is not None:
+        matrix = matrix @ diags_array(source_scale.astype(np.float64))
+    if row_scale is not None:
+        matrix = diags_array(row_scale.astype(np.float64)) @ matrix
+    inside = np.zeros(n_rows)
+    inside[slice(*rows) if rows is not None else slice(None)] = 1
+    return csr_array(diags_array(inside) @ matrix)
+
+
+def gather(
+    indptr: IntArray,
+    indices: IntArray,
+    data: FloatArray | None,
+    x: FloatArray,
+    out: FloatArray | None = None,
+    *,
+    row_scale: FloatArray | None = None,
+    source_scale: FloatArray | None = None,
+    self_weight: float = 0.0,
+    mean: bool = False,
+    accumulate: bool = False,
+    rows: tuple[int, int] | None = None,
+    num_threads: int = 1,
+    validate: bool = True,
+) -> FloatArray:
+    """Twin of `cython_kernels.gather`: one product with a SciPy matrix."""
+    matrix = _operator(indptr, indices, data, len(x), row_scale, source_scale, self_weight, mean, rows)
+    total: FloatArray = matrix @ x.astype(np.float64)
+    if out is None:
+        return total.astype(x.dtype)
+    inside = slice(*rows) if rows is not None else slice(None)
+    out[inside] = total[inside] + (out[inside] if accumulate else 0)
+    return out
+
+
+def gather_adjoint(
+    indptr: IntArray,
+    indices: IntArray,
+    data: FloatArray | None,
+    d_out: FloatArray,
+    d_x: FloatArray | None = None,
+    *,
+    n_sources: int,
+    row_scale: FloatArray | None = None,
+    source_scale: FloatArray | None = None,
+    self_weight: float = 0.0,
+    mean: bool = False,
+    accumulate: bool = False,
+    rows: tuple[int, int] | None = None,
+    num_threads: int = 1,
+    validate: bool = True,
+) -> FloatArray:
+    """Twin of `cython_kernels.gather_adjoint`: the matrix of `gather`, transposed."""
+    matrix = _operator(indptr, indices, data, n_sources, row_scale, source_scale, self_weight, mean, rows)
+    total: FloatArray = matrix.T @ d_out.astype(np.float64)
+    if d_x is None:
+        return total.astype(d_out.dtype)
+    d_x[...] = total + (d_x if accumulate else 0)
+    return d_x
+
+
+def pack_rows(
+    x: FloatArray,
+    index: IntArray,
+    out: FloatArray | None = None,
+    *,
+    num_threads: int = 1,
+    validate: bool = True,
+) -> FloatArray:
+    """Twin of `cython_kernels.pack_rows`."""
+    if out is None:
+        return x[index]
+    out[...] = x[index]
+    return out
+
+
+def unpack_rows(
+    rows: FloatArray, index: IntArray, out: FloatArray, *, num_threads: int = 1, validate: bool = True
+) -> FloatArray:
+    """Twin of `cython_kernels.unpack_rows`."""
+    for row, target in zip(rows, index, strict=True):
+        out[target] = row
+    return out
+
+
+def scatter_add_rows(
+    rows: FloatArray, index: IntArray, out: FloatArray, *, num_threads: int = 1, validate: bool = True
+) -> FloatArray:
+    """Twin of `cython_kernels.scatter_add_rows`."""
+    np.add.at(out, index, rows)
+    return out
+
+
+def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Twin of `cython_kernels.philox4x32`."""
+    words = _philox([np.array([word], np.uint64) for word in counter], *key)
+    return int(words[0][0]), int(words[1][0]), int(words[2][0]), int(words[3][0])
+
+
+def _philox(counter: list[Uint64Array], key0: int, key1: int) -> list[Uint64Array]:
+    """Ten rounds on arrays of counters; each word sits in the low half of a uint64."""
+    left, mid_left, right, mid_right = counter
+    for step in range(10):
+        round_key0 = np.uint64((key0 + step * 0x9E3779B9) % 2**32)
+        round_key1 = np.uint64((key1 + step * 0xBB67AE85) % 2**32)
+        product_left = left * np.uint64(0xD2511F53)
+        product_right = right * np.uint64(0xCD9E8D57)
+        left, mid_left, right, mid_right = (
+            (product_right >> np.uint64(32)) ^ mid_left ^ round_key0,
+            product_right & LOW,
+            (product_left >> np.uint64(32)) ^ mid_right ^ round_key1,
+            product_left & LOW,
+        )
+    return [left, mid_left, right, mid_right]
+
+
+def _mix(word: Uint64Array) -> Uint64Array:
+    """Mix 64 bits: the finaliser of splitmix64."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        word = (word ^ (word >> np.uint64(shift))) * np.uint64(factor)
+    return word ^ (word >> np.uint64(31))
+
+
+def kept(
+    gids: IntArray, columns: IntArray, p: float, *, seed: int, epoch: int, layer: int
+) -> npt.NDArray[np.bool_]:
+    """Tell for each pair (gid, column), elementwise, whether dropout keeps it."""
+    steps = np.array([layer + 1], np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    key = int(_mix(_mix(np.array([seed], np.uint64)) + steps)[0])
+    vertex = gids.astype(np.int64).view(np.uint64)
+    column = columns.astype(np.uint64)
+    counter = [column >> np.uint64(2), np.full_like(column, epoch), vertex & LOW, vertex >> np.uint64(32)]
+    words = np.array(_philox(counter, key % 2**32, key >> 32))
+    word: Uint64Array = np.take_along_axis(words, (column & np.uint64(3)).astype(np.intp)[None], axis=0)[0]
+    result: npt.NDArray[np.bool_] = word >= np.uint64(round(p * 2**32))
+    return result
+
+
+def _dropped(x: FloatArray, gids: IntArray, columns: IntArray, p: float, **key: int) -> FloatArray:
+    """Values of vertices `gids` in `columns` after dropout."""
+    scaled = x * x.dtype.type(1.0 / (1.0 - p))
+    result: FloatArray = np.where(kept(gids, columns, p, **key), scaled, x.dtype.type(0))
+    return result
+
+
+def dropout(
+    x: FloatArray,
+    gids: IntArray,
+    p: float,
+    *,
+    seed: int,
+    epoch: int,
+    layer: int,
+    out: FloatArray | None = None,
+    num_threads: int = 1,
+) -> FloatArray:
+    """Twin of `cython_kernels.dropout`: every (vertex, column) by itself."""
+    n, f = x.shape
+    flat = _dropped(
+        x.ravel(), np.repeat(gids, f), np.tile(np.arange(f), n), p, seed=seed, epoch=epoch, layer=layer
+    ).reshape(n, f)
+    return _deliver(flat, out)
+
+
+def dropout_csr(
+    indptr: IntArray,
+    indices: IntArray,
+    data: FloatArray,
+    gids: IntArray,
+    p: float,
+    *,
+    seed: int,
+    epoch: int,
+    layer: int,
+    out: FloatArray | None = None,
+    num_threads: int = 1,
+    validate: bool = True,
+) -> FloatArray:
+    """Twin of `cython_kernels.dropout_csr`."""
+    result = _dropped(data, np.repeat(gids, np.diff(indptr)), indices, p, seed=seed, epoch=epoch, layer=layer)
+    return _deliver(result, out)
+
+
+def bias_relu_dropout(
+    z: FloatArray,
+    bias: FloatArray | None,
+    gids: IntArray | None,
+    p: float,
+    *,
+    seed: int,
+    epoch: int,
+    layer: int,
+    relu: bool = True,
+    out: FloatArray | None = None,
+    num_threads: int = 1,
+) -> FloatArray:
+    """Twin of `cython_kernels.bias_relu_dropout`: step by step."""
+    result = z if bias is None else z + bias
+    if relu:
+        result = np.maximum(result, 0)
+    if p > 0:
+        assert gids is not None
+        result = dropout(result, gids, p, seed=seed, epoch=epoch, layer=layer)
+    return _deliver(result, out)
+
+
+def relu_dropout_backward(
+    d_out: FloatArray, activated: FloatArray, p: float, *, out: FloatArray | None = None, num_threads: int = 1
+) -> FloatArray:
+    """Twin of `cython_kernels.relu_dropout_backward`."""
+    scaled = d_out * d_out.dtype.type(1.0 / (1.0 - p))
+    return _deliver(np.where(activated > 0, scaled, d_out.dtype.type(0)), out)
+
+
+def softmax_cross_entropy(
+    logits: FloatArray,
+    labels: IntArray,
+    mask: npt.NDArray[Any],
+    *,
+    scale: float = 1.0,
+    d_logits: FloatArray | None = None,
+    num_threads: int = 1,
+    validate: bool = True,
+) -> float:
+    """Twin of `cython_kernels.softmax_cross_entropy`: SciPy's log-softmax in double precision."""
+    chosen = np.flatnonzero(mask)
+    logs = log_softmax(logits[chosen].astype(np.float64), axis=1)
+    at = np.arange(len(chosen)), labels[chosen]
+    if d_logits is not None:
+        gradient = np.exp(logs)
+        gradient[at] -= 1
+        d_logits[...] = 0
+        d_logits[chosen] = scale * gradient
+    return float(-logs[at].sum())
+
+
+def _deliver(result: FloatArray, out: FloatArray | None) -> FloatArray:
+    """Put a result where the caller wants it."""
+    if out is None:
+        return result.copy()
+    out[...] = result
+    return out

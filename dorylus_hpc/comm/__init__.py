@@ -1,0 +1,1 @@
+"""Everything that talks MPI: placement of parts, halo exchange, weight transport, failure agreement."""

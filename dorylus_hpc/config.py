@@ -1,0 +1,259 @@
+"""The configuration of a training run: one frozen object, made in one place.
+
+Options come from three places, later ones winning: the defaults below, a TOML file (``--config``), the
+command line. Unknown keys fail; so do, by name, options of the contract that this version does not have.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import math
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, NoReturn, get_type_hints
+
+import tomli_w
+
+from dorylus_hpc.errors import InputError
+
+_NOT_YET = "is not available in this version"
+
+# Options of the command line's contract whose feature does not exist yet: refused by name.
+UNAVAILABLE_OPTIONS = (
+    "model_file",
+    "heads",
+    "target_accuracy",
+    "patience",
+    "staleness",
+    "weight_update",
+    "function",
+    "region",
+    "memory_mb",
+    "max_workers",
+    "place",
+    "tls",
+    "budget_usd",
+    "halo_dtype",
+    "checkpoint_every",
+    "resume",
+    "on_loss",
+)
+UNAVAILABLE_VALUES = {
+    "model": ("sage", "gat"),
+    "mode": ("pipe", "async"),
+    "backend": ("lambda", "lambda-local"),
+}
+
+
+def _option(
+    default: Any,
+    help: str,
+    *,
+    choices: tuple[str, ...] | None = None,
+    check: tuple[str, Callable[[Any], bool]] | None = None,
+) -> Any:
+    return field(default=default, metadata={"help": help, "choices": choices, "check": check})
+
+
+_COUNT = ("at least 0", lambda value: value >= 0)
+_POSITIVE_COUNT = ("at least 1", lambda value: value >= 1)
+_PROBABILITY = ("in [0, 1)", lambda value: 0 <= value < 1)
+_POSITIVE = ("a positive number", lambda value: 0 < value < math.inf)
+_NOT_NEGATIVE = ("a number >= 0", lambda value: 0 <= value < math.inf)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Everything that decides a training run. Field names are the command line's, with underscores.
+
+    Raises
+    ------
+    InputError
+        A value is of the wrong type, out of range, or not available in this version.
+    """
+
+    data: str = _option("", "prepared folder, FILE.npz, or the name of a data set (digits)")
+    model: str = _option("gcn", "model", choices=("gcn",))
+    layers: int = _option(2, "number of layers", check=("1 to 63", lambda value: 1 <= value <= 63))
+    hidden: int = _option(64, "width of the hidden layers", check=_POSITIVE_COUNT)
+    dropout: float = _option(0.5, "dropout on hidden layers", check=_PROBABILITY)
+    input_dropout: float = _option(0.0, "dropout on the features", check=_PROBABILITY)
+    lr: float = _option(0.01, "learning rate", check=_POSITIVE)
+    optimizer: str = _option("adam", "optimizer", choices=("adam", "sgd"))
+    weight_decay: float = _option(5e-4, "L2 weight decay, on weight matrices", check=_NOT_NEGATIVE)
+    decay_scope: str = _option("first", "layers with weight decay", choices=("first", "all"))
+    feature_norm: str = _option("none", "normalisation of features", choices=("none", "row", "standard"))
+    source_degree: str = _option(
+        "in", "degree that normalises the source end of a directed edge", choices=("in", "out")
+    )
+    dtype: str = _option("float32", "arithmetic", choices=("float32", "float64"))
+    epochs: int = _option(200, "epochs", check=_POSITIVE_COUNT)
+    seed: int = _option(
+        0, "seed of start weights and dropout", check=("0 to 2^63-1", lambda v: 0 <= v < 2**63)
+    )
+    servers: int = _option(
+        0, "ranks that are parameter servers; 0: graph servers hold the weights", check=_COUNT
+    )
+    intervals: int = _option(0, "vertex intervals a part; 0: chosen by a static cost model", check=_COUNT)
+    threads: int = _option(0, "threads a graph server; 0: its share of the machine's cores", check=_COUNT)
+    mode: str = _option("nopipe", "schedule", choices=("nopipe",))
+    eval_every: int = _option(1, "epochs between evaluations", check=_POSITIVE_COUNT)
+    backend: str = _option("cpu", "where dense tasks run", choices=("cpu",))
+    run_dir: str = _option("", "folder for results; default runs/NAME")
+
+    def __post_init__(self) -> None:
+        """Check every value by itself."""
+        hints = get_type_hints(type(self))
+        for option in fields(self):
+            object.__setattr__(
+                self, option.name, _checked(option, hints[option.name], getattr(self, option.name))
+            )
+
+    def to_toml(self) -> str:
+        """Return the configuration as TOML: a valid ``--config`` file."""
+        return tomli_w.dumps(asdict(self))
+
+
+def _checked(option: Any, kind: type, value: Any) -> Any:
+    """Return a value in the option's type, or refuse it."""
+    flag = _flag(option.name)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise InputError(f"{flag} wants {_KINDS[kind]}, got {value!r}")
+    if value in UNAVAILABLE_VALUES.get(option.name, ()):
+        raise InputError(f"{flag} {value} {_NOT_YET} (available: {', '.join(option.metadata['choices'])})")
+    choices, check = option.metadata["choices"], option.metadata["check"]
+    if choices is not None and value not in choices:
+        raise InputError(f"{flag} must be one of {', '.join(choices)}, got {value!r}")
+    if check is not None and not check[1](value):
+        raise InputError(f"{flag} must be {check[0]}, got {value!r}")
+    return value
+
+
+_KINDS = {int: "a whole number", float: "a number", str: "text"}
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def make_config(options: Mapping[str, Any]) -> TrainConfig:
+    """Make a configuration from options by name.
+
+    Raises
+    ------
+    InputError
+        A name is unknown or its feature not available in this version, or a value is refused.
+    """
+    known = {option.name for option in fields(TrainConfig)}
+    for name in options:
+        if name in UNAVAILABLE_OPTIONS:
+            raise InputError(f"{_flag(name)} {_NOT_YET}")
+        if name not in known:
+            raise InputError(f"unknown option {name!r}{_suggestion(name, known)}")
+    return TrainConfig(**options)
+
+
+def _suggestion(name: str, known: set[str]) -> str:
+    close = difflib.get_close_matches(name, sorted(known), n=1)
+    return f": did you mean {close[0]!r}?" if close else ""
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    """Return the options of a TOML file.
+
+    Raises
+    ------
+    InputError
+        The file is missing, not TOML, or names an option that does not exist.
+    """
+    try:
+        options = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"--config {path}: cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"--config {path}: not valid TOML: {error}") from error
+    try:
+        make_config(options)
+    except InputError as error:
+        raise InputError(f"--config {path}: {error}") from error
+    return options
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises instead of printing and exiting: every rank parses, one of them speaks."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(message)
+
+
+def make_parser(program: str, description: str) -> argparse.ArgumentParser:
+    """Return a parser whose errors are `InputError` and that knows no abbreviations."""
+    return _Parser(
+        prog=program,
+        description=description,
+        allow_abbrev=False,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+
+
+def train_parser(program: str) -> argparse.ArgumentParser:
+    """Return the parser of the command line of ``train``."""
+    parser = make_parser(program, "Train a GNN on a whole graph, on all ranks that mpirun started.")
+    hints = get_type_hints(TrainConfig)
+    for option in fields(TrainConfig):
+        text = option.metadata["help"]
+        choices = option.metadata["choices"]
+        if choices:
+            text += f" ({', '.join(choices)})"
+        if option.default not in ("", None):
+            text += f"; default {option.default}"
+        parser.add_argument(
+            _flag(option.name),
+            dest=option.name,
+            type=hints[option.name],
+            default=argparse.SUPPRESS,
+            metavar=option.name.upper(),
+            help=text,
+        )
+    parser.add_argument(
+        "--config", default=argparse.SUPPRESS, metavar="FILE.toml", help="options from a file"
+    )
+    for name in UNAVAILABLE_OPTIONS:
+        parser.add_argument(
+            _flag(name), dest=name, nargs="?", default=argparse.SUPPRESS, help=argparse.SUPPRESS
+        )
+    return parser
+
+
+def parse_train(argv: Sequence[str], program: str) -> TrainConfig:
+    """Make the configuration of a command line.
+
+    Parameters
+    ----------
+    argv
+        Arguments, without the program's name.
+    program
+        For messages.
+
+    Raises
+    ------
+    InputError
+        Anything is wrong with them.
+    SystemExit
+        Help was asked for (status 0, after printing it).
+    """
+    options = vars(train_parser(program).parse_args(argv))
+    path = options.pop("config", None)
+    if path is not None:
+        options = read_config_file(Path(path)) | options
+    config = make_config(options)
+    if not config.data:
+        raise InputError(
+            "--data is missing: name a prepared folder, a FILE.npz, or a data set such as digits"
+        )
+    return config

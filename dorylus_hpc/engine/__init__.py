@@ -1,0 +1,1 @@
+"""The training engine: schedule, tasks, weights, trainer."""

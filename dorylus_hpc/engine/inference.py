@@ -1,0 +1,127 @@
+"""Predictions of a trained model for every vertex of a prepared folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dorylus_hpc.comm.failure import together
+from dorylus_hpc.comm.reduce import gather_rows
+from dorylus_hpc.comm.roles import assign_roles
+from dorylus_hpc.config import make_config
+from dorylus_hpc.engine.checkpoint import SavedModel
+from dorylus_hpc.engine.executor import Executor
+from dorylus_hpc.engine.loading import load_graph
+from dorylus_hpc.engine.model import build_program, load_settings, resolve_intervals
+from dorylus_hpc.engine.resources import threads_per_rank
+from dorylus_hpc.engine.runner import Runner
+from dorylus_hpc.engine.trainer import check_parts
+from dorylus_hpc.errors import InputError
+from dorylus_hpc.graph.manifest import Manifest, read_manifest
+from dorylus_hpc.graph.store import read_part
+from dorylus_hpc.nn.params import plan_layout
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """One row a vertex, in the order of the input.
+
+    Attributes
+    ----------
+    ids : ndarray, (n,)
+        The user's own ids.
+    classes : ndarray, (n,), int32
+        The most probable class.
+    probabilities : ndarray, (n, n_classes), float32
+    """
+
+    ids: np.ndarray
+    classes: np.ndarray
+    probabilities: np.ndarray
+
+
+def predict(
+    comm: Intracomm, model: SavedModel, which: str, folder: Path, threads: int = 0
+) -> Predictions | None:
+    """Run a model forward, without dropout. Collective.
+
+    Parameters
+    ----------
+    comm
+        All ranks; each is a graph server.
+    model
+        From the run's checkpoint.
+    which
+        ``best`` or ``last`` weights.
+    folder
+        A prepared folder: of the training graph or of another with the same features.
+    threads
+        Of each rank; 0 for its share of the cores.
+
+    Returns
+    -------
+    Predictions on rank 0, None elsewhere.
+
+    Raises
+    ------
+    AgreedError
+        The folder does not fit the model, on all ranks.
+    """
+    roles = assign_roles(comm, 0)
+
+    def checked() -> Manifest:
+        manifest = read_manifest(folder)
+        check_parts(manifest, roles, folder)
+        if manifest.features != model.features:
+            raise InputError(
+                f"{folder} has {manifest.features} features a vertex, but the model was trained with "
+                f"{model.features}: predict on data with the same features"
+            )
+        return manifest
+
+    manifest = together(comm, checked)
+    config = make_config(model.config)
+    program = build_program(
+        config,
+        n_features=manifest.features,
+        n_classes=model.classes,
+        sparse_features=manifest.feature_kind == "csr",
+    )
+    graph = load_graph(comm, folder, manifest, load_settings(config), columns=model.columns)
+    with Executor(threads or threads_per_rank(comm)) as executor:
+        runner = Runner(
+            graph,
+            program,
+            plan_layout(program.params, 1),
+            executor,
+            dtype=np.dtype(config.dtype),
+            intervals=resolve_intervals(config, manifest, program),
+            trains=False,
+        )
+        runner.evaluate(model.weights[which])
+    rows = [probabilities(runner.logits(part.index)) for part in graph.parts]
+    table = gather_rows(comm, graph.placement, rows, [entry.own for entry in manifest.parts])
+    return None if table is None else _in_input_order(folder, manifest, table)
+
+
+def probabilities(logits: np.ndarray) -> np.ndarray:
+    """Return the softmax of each row, float32, computed in double precision."""
+    shifted = logits - logits.max(axis=1, keepdims=True, initial=-np.inf)
+    exponentials = np.exp(shifted.astype(np.float64))
+    return (exponentials / exponentials.sum(axis=1, keepdims=True)).astype(np.float32)
+
+
+def _in_input_order(folder: Path, manifest: Manifest, table: np.ndarray) -> Predictions:
+    """Put rows that come part after part in the order of the input, beside their ids."""
+    parts = [read_part(folder, manifest, index, verify=False) for index in range(len(manifest.parts))]
+    gids = np.concatenate([part.gid for part in parts])
+    ids = np.concatenate([part.ids for part in parts if part.n_own])
+    order = np.argsort(gids)
+    table = table[order]
+    return Predictions(ids[order], table.argmax(axis=1).astype(np.int32), table)

@@ -1,0 +1,51 @@
+"""From a configuration to a model and its weights' layout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dorylus_hpc.config import TrainConfig
+from dorylus_hpc.engine.intervals import interval_count
+from dorylus_hpc.engine.loading import LoadSettings
+from dorylus_hpc.graph.manifest import Manifest
+from dorylus_hpc.nn.gcn import gcn_program
+from dorylus_hpc.nn.optim import Optimizer, make_optimizer
+from dorylus_hpc.nn.program import Program
+
+
+def build_program(config: TrainConfig, *, n_features: int, n_classes: int, sparse_features: bool) -> Program:
+    """Return the stage program of a configuration for a graph of these widths."""
+    return gcn_program(
+        n_features=n_features,
+        hidden=[config.hidden] * (config.layers - 1),
+        n_classes=n_classes,
+        sparse_features=sparse_features,
+        dropout=config.dropout,
+        input_dropout=config.input_dropout,
+        weight_decay=config.weight_decay,
+        decay_scope=config.decay_scope,
+        seed=config.seed,
+    )
+
+
+def build_optimizer(config: TrainConfig) -> Optimizer:
+    """Return the optimizer of a configuration."""
+    options: dict[str, Any] = {"lr": config.lr}
+    return make_optimizer(config.optimizer, **options)
+
+
+def load_settings(config: TrainConfig) -> LoadSettings:
+    """Return how a configuration wants a graph to be read."""
+    return LoadSettings(np.dtype(config.dtype), config.feature_norm, config.source_degree)
+
+
+def resolve_intervals(config: TrainConfig, manifest: Manifest, program: Program) -> int:
+    """Return the intervals a part: as configured, or by the cost model for the largest part.
+
+    A function of the prepared folder and the model alone, so that results do not depend on the ranks.
+    """
+    if config.intervals:
+        return config.intervals
+    return max(interval_count(part.own, part.in_edges, program.widest) for part in manifest.parts)

@@ -1,0 +1,1 @@
+"""Graphs: readers and checks, cleaning, partitioners, parts on disk, normalisation. No MPI here."""

@@ -1,0 +1,340 @@
+"""A prepared folder: one HDF5 file a part and a manifest that must add up.
+
+    manifest.json            totals, options, checksum of every part; written last
+    part-00000.h5            gid, ids, in_degree, out_degree, labels, split
+        features/            dense: values | csr: indptr, indices, data
+        in_edges/            indptr, indices, weights, ghost_*, send_part, send_indptr, send_lid
+        out_edges/           the same; only if the graph is not symmetric
+
+What is absent has no dataset: weights of an unweighted graph, ids that are just gids, a second direction
+of a symmetric graph. Arrays are contiguous and move in slices well under 2 GB.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import asdict
+from hashlib import file_digest
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import scipy.sparse as sp
+
+from dorylus_hpc.errors import InputError
+from dorylus_hpc.files import atomic_path
+from dorylus_hpc.graph import csr
+from dorylus_hpc.graph.data import TEST, TRAIN, UNLABELLED, VALIDATION, GraphData
+from dorylus_hpc.graph.manifest import MANIFEST, VERSION, Manifest, PartEntry, read_manifest
+from dorylus_hpc.graph.partition import Adjacency, Part, build_parts
+
+__all__ = ["Manifest", "PartEntry", "read_manifest", "read_part", "write_folder"]
+
+SLICE_BYTES = 512 * 1024 * 1024
+GHOST_ARRAYS = ("ghost_gid", "ghost_part", "ghost_lid", "ghost_in_degree", "ghost_out_degree")
+
+
+def write_folder(
+    graph: GraphData,
+    owner: np.ndarray,
+    folder: str | os.PathLike[str],
+    *,
+    parts: int | None = None,
+    order: str = "auto",
+    options: dict[str, Any] | None = None,
+) -> Manifest:
+    """Cut a graph and write its parts and manifest.
+
+    All parts are complete under temporary names before the first replaces an older one, and the
+    manifest comes last. Part files of an older preparation are removed, other files are left alone.
+
+    Parameters
+    ----------
+    graph : GraphData
+    owner : ndarray of int, shape (n,)
+    folder : path
+        Made if missing.
+    parts : int, optional
+        Number of parts; by default the largest owner + 1.
+    order : {'auto', 'none'}
+    options : dict, optional
+        Stored in the manifest as it is (values that JSON knows).
+
+    Returns
+    -------
+    Manifest
+
+    Raises
+    ------
+    InputError
+        If the folder cannot be made or written.
+    """
+    folder = Path(folder)
+    id_kind = _id_kind(graph.ids)
+    entries: list[PartEntry] = []
+    totals = {"edge_cut": 0, "loops": 0}
+    symmetric = True
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as files:
+            for part in build_parts(graph, owner, parts=parts, order=order):
+                name = f"part-{part.index:05d}.h5"
+                temporary = files.enter_context(atomic_path(folder / name))
+                _write_part(temporary, part, id_kind)
+                entries.append(_entry(part, name, _sha256(temporary)))
+                totals["edge_cut"] += int(np.count_nonzero(part.in_edges.indices >= part.n_own))
+                totals["loops"] += int(np.count_nonzero(csr.loops(part.in_edges.edges)))
+                symmetric &= part.symmetric
+        manifest = Manifest(
+            version=VERSION,
+            name=graph.name,
+            vertices=graph.n,
+            edges=graph.n_edges,
+            features=graph.n_features,
+            classes=graph.n_classes,
+            feature_kind="csr" if graph.sparse_features else "dense",
+            feature_dtype=graph.features.dtype.name,
+            directed=not symmetric,
+            weighted=graph.weights is not None,
+            has_loops=totals["loops"] > 0,
+            parts=tuple(entries),
+            ghosts=sum(entry.in_ghosts for entry in entries),
+            edge_cut=totals["edge_cut"],
+            options=dict(options or {}),
+            id_kind=id_kind,
+            **_label_counts(graph.labels, graph.split),
+        )
+        with atomic_path(folder / MANIFEST) as temporary:
+            temporary.write_text(json.dumps(asdict(manifest), indent=1) + "\n", encoding="utf-8")
+        _remove_stale(folder, {entry.file for entry in entries})
+    except OSError as error:
+        raise InputError(f"{folder}: cannot write the prepared graph: {error}") from error
+    return manifest
+
+
+def _label_counts(labels: np.ndarray, split: np.ndarray) -> dict[str, int]:
+    return {
+        "labelled": int(np.count_nonzero(labels != UNLABELLED)),
+        "train": int(np.count_nonzero(split == TRAIN)),
+        "validation": int(np.count_nonzero(split == VALIDATION)),
+        "test": int(np.count_nonzero(split == TEST)),
+    }
+
+
+def _entry(part: Part, file: str, sha256: str) -> PartEntry:
+    return PartEntry(
+        file=file,
+        sha256=sha256,
+        own=part.n_own,
+        in_edges=part.in_edges.n_edges,
+        out_edges=part.out_edges.n_edges,
+        in_ghosts=part.in_edges.n_ghost,
+        out_ghosts=part.out_edges.n_ghost,
+        **_label_counts(part.labels, part.split),
+    )
+
+
+def _id_kind(ids: np.ndarray) -> str:
+    if ids.dtype.kind == "U":
+        return "str"
+    return "gid" if np.array_equal(ids, np.arange(len(ids))) else "int64"
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return file_digest(file, "sha256").hexdigest()
+
+
+def _remove_stale(folder: Path, current: set[str]) -> None:
+    """Remove part files that the new manifest does not name, and leftovers of killed preparations."""
+    for path in folder.iterdir():
+        old_part = re.fullmatch(r"part-\d{5,}\.h5", path.name) and path.name not in current
+        leftover = re.fullmatch(r"\.(?:part-\d{5,}\.h5|manifest\.json)\.(\d+)\.tmp", path.name)
+        if old_part or (leftover and not _alive(int(leftover[1]))):
+            path.unlink(missing_ok=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        pass
+    return True
+
+
+# --- one part file
+
+
+def _write_part(path: Path, part: Part, id_kind: str) -> None:
+    with h5py.File(path, "w", locking=False) as file:
+        file.attrs.update({"version": VERSION, "index": part.index, "n_features": part.n_features})
+        _write(file, "gid", part.gid)
+        if id_kind == "str":
+            _write(file, "ids", np.char.encode(part.ids, "utf-8"), text=True)
+        elif id_kind == "int64":
+            _write(file, "ids", part.ids)
+        _write(file, "in_degree", part.in_degree)
+        _write(file, "labels", part.labels)
+        _write(file, "split", part.split)
+        _write_features(file.create_group("features"), part.features)
+        _write_adjacency(file.create_group("in_edges"), part.in_edges, part.symmetric)
+        if not part.symmetric:
+            _write(file, "out_degree", part.out_degree)
+            _write_adjacency(file.create_group("out_edges"), part.out_edges, part.symmetric)
+
+
+def _write_features(group: h5py.Group, features: Any) -> None:
+    if not sp.issparse(features):
+        _write(group, "values", features)
+        return
+    _write(group, "indptr", features.indptr.astype(np.int64, copy=False))
+    _write(group, "indices", features.indices.astype(np.int32, copy=False))
+    _write(group, "data", features.data)
+
+
+def _write_adjacency(group: h5py.Group, adjacency: Adjacency, symmetric: bool) -> None:
+    _write(group, "indptr", adjacency.indptr)
+    _write(group, "indices", adjacency.indices)
+    if adjacency.weights is not None:
+        _write(group, "weights", adjacency.weights)
+    for name in GHOST_ARRAYS:
+        if not (symmetric and name == "ghost_out_degree"):
+            _write(group, name, getattr(adjacency, name))
+    lists = list(adjacency.send.values())
+    ends = np.cumsum([0, *(len(lids) for lids in lists)], dtype=np.int64)
+    _write(group, "send_part", np.array(list(adjacency.send), np.int32))
+    _write(group, "send_indptr", ends)
+    _write(group, "send_lid", np.concatenate([np.empty(0, np.int32), *lists]))
+
+
+def _write(group: h5py.Group, name: str, array: np.ndarray, *, text: bool = False) -> None:
+    dtype: Any = h5py.string_dtype("utf-8", max(array.dtype.itemsize, 1)) if text else array.dtype
+    dataset = group.create_dataset(name, array.shape, dtype)
+    for rows in _slices(array.shape, array.dtype.itemsize):
+        dataset[rows] = array[rows]
+
+
+def _slices(shape: tuple[int, ...], itemsize: int) -> Iterable[slice]:
+    """Ranges of rows that hold at most SLICE_BYTES (or one row)."""
+    row_bytes = int(np.prod(shape[1:], dtype=np.int64)) * itemsize
+    step = max(1, SLICE_BYTES // max(1, row_bytes))
+    return (slice(start, min(start + step, shape[0])) for start in range(0, shape[0], step))
+
+
+def _read(group: h5py.Group, name: str) -> np.ndarray:
+    dataset = group[name]
+    array = np.empty(dataset.shape, dataset.dtype)
+    for rows in _slices(array.shape, array.dtype.itemsize):
+        dataset.read_direct(array, rows, rows)
+    return array
+
+
+def read_part(folder: str | os.PathLike[str], manifest: Manifest, index: int, *, verify: bool = True) -> Part:
+    """Read one part of a prepared folder.
+
+    Parameters
+    ----------
+    folder : path
+    manifest : Manifest
+    index : int
+        Number of the part.
+    verify : bool
+        Compare the file's checksum with the manifest first.
+
+    Returns
+    -------
+    Part
+
+    Raises
+    ------
+    InputError
+        If the file is missing, unreadable, changed, or not what the manifest says.
+    """
+    entry = manifest.parts[index]
+    path = Path(folder) / entry.file
+    try:
+        if verify:
+            _verify(path, entry)
+        with h5py.File(path, "r", locking=False) as file:
+            part = _read_part(file, manifest, index)
+    except InputError:
+        raise
+    except OSError as error:
+        raise InputError(f"{path}: cannot read the part: {error}{_lock_hint(error)}") from error
+    except (KeyError, ValueError) as error:
+        raise InputError(
+            f"{path}: not a part file of format {VERSION}: {error}; run prepare again"
+        ) from error
+    if _entry(part, entry.file, entry.sha256) != entry:
+        raise InputError(f"{path}: holds other counts than {MANIFEST} says; run prepare again")
+    return part
+
+
+def _verify(path: Path, entry: PartEntry) -> None:
+    if (found := _sha256(path)) != entry.sha256:
+        raise InputError(
+            f"{path}: checksum is {found[:12]}..., {MANIFEST} says {entry.sha256[:12]}...: "
+            "the file was changed or damaged; run prepare again"
+        )
+
+
+def _lock_hint(error: OSError) -> str:
+    """What to do where the file system has no locks."""
+    if "lock" not in str(error).lower() and error.errno not in (errno.EAGAIN, errno.ENOLCK):
+        return ""
+    return " (the file system refuses file locks: set HDF5_USE_FILE_LOCKING=FALSE)"
+
+
+def _read_part(file: h5py.File, manifest: Manifest, index: int) -> Part:
+    gid = _read(file, "gid")
+    in_degree = _read(file, "in_degree")
+    in_edges = _read_adjacency(file["in_edges"])
+    return Part(
+        index=index,
+        gid=gid,
+        ids=_read_ids(file, gid, manifest.id_kind),
+        in_degree=in_degree,
+        out_degree=_read(file, "out_degree") if manifest.directed else in_degree,
+        in_edges=in_edges,
+        out_edges=_read_adjacency(file["out_edges"]) if manifest.directed else in_edges,
+        features=_read_features(file, len(gid), manifest),
+        labels=_read(file, "labels"),
+        split=_read(file, "split"),
+    )
+
+
+def _read_ids(file: h5py.File, gid: np.ndarray, kind: str) -> np.ndarray:
+    if kind == "gid":
+        return gid
+    ids = _read(file, "ids")
+    return np.char.decode(ids.astype(f"S{ids.dtype.itemsize}"), "utf-8") if kind == "str" else ids
+
+
+def _read_features(file: h5py.File, n_own: int, manifest: Manifest) -> Any:
+    group = file["features"]
+    if manifest.feature_kind == "dense":
+        return _read(group, "values")
+    arrays = (_read(group, "data"), _read(group, "indices"), _read(group, "indptr"))
+    return csr.narrow(*arrays, (n_own, manifest.features))
+
+
+def _read_adjacency(group: h5py.Group) -> Adjacency:
+    ghosts = {name: _read(group, name) for name in GHOST_ARRAYS if name in group}
+    ghosts.setdefault("ghost_out_degree", ghosts["ghost_in_degree"])
+    ends, lids = _read(group, "send_indptr"), _read(group, "send_lid")
+    peers = _read(group, "send_part").tolist()
+    return Adjacency(
+        indptr=_read(group, "indptr"),
+        indices=_read(group, "indices"),
+        weights=_read(group, "weights") if "weights" in group else None,
+        send={peer: lids[ends[k] : ends[k + 1]] for k, peer in enumerate(peers)},
+        **ghosts,
+    )

@@ -1,0 +1,1 @@
+"""Models as stage programs, their start values, optimizers, and the one-process oracle. No MPI."""

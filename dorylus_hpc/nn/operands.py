@@ -1,0 +1,248 @@
+"""A part as the stages read it: edges with their scales, features, labels, in the dtype of the run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from cython_kernels import bias_relu_dropout, dropout, dropout_csr, gather, gather_adjoint
+
+from lambda_pkg.dense import apply_vertex
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeOperand:
+    """One direction of a part's edges: out_i = row_scale_i (sum_j w_ij source_scale_j x_j + self).
+
+    Attributes
+    ----------
+    indptr, indices
+        CSR over the part's local rows: own rows first, ghosts after.
+    values
+        The user's edge weights, or None.
+    row_scale, source_scale
+        Factors after and before the sum; of the own rows, and of own and ghost rows.
+    """
+
+    indptr: np.ndarray
+    indices: np.ndarray
+    values: np.ndarray | None
+    row_scale: np.ndarray
+    source_scale: np.ndarray
+
+    def aggregate(self, x: np.ndarray, out: np.ndarray, rows: tuple[int, int], num_threads: int) -> None:
+        """Write rows `rows` of the normalised aggregate of `x`, the self term included, to `out`."""
+        n_own = len(self.indptr) - 1
+        gather(
+            self.indptr,
+            self.indices,
+            self.values,
+            x,
+            out[:n_own],
+            row_scale=self.row_scale,
+            source_scale=self.source_scale,
+            self_weight=1.0,
+            rows=rows,
+            num_threads=num_threads,
+            validate=False,
+        )
+
+
+@dataclass(frozen=True)
+class DropoutKey:
+    """What a dropout mask depends on beside the vertex and the column: nothing about the run's layout."""
+
+    p: float
+    seed: int
+    layer: int
+
+
+@dataclass(frozen=True, eq=False)
+class DenseFeatures:
+    """Dense input rows of own and ghost vertices.
+
+    Attributes
+    ----------
+    x
+        (n_local, f_in).
+    gids
+        Vertex ids of the rows.
+    """
+
+    x: np.ndarray
+    gids: np.ndarray
+
+    sparse = False
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return self.x.shape
+
+    def buffer(self) -> np.ndarray:
+        """Return room for what `drop` writes."""
+        return np.empty_like(self.x)
+
+    def drop(self, rows: tuple[int, int], key: DropoutKey, epoch: int, buffer: np.ndarray) -> None:
+        """Write the rows with dropout to `buffer`."""
+        part = slice(*rows)
+        dropout(
+            self.x[part],
+            self.gids[part],
+            key.p,
+            seed=key.seed,
+            epoch=epoch,
+            layer=key.layer,
+            out=buffer[part],
+        )
+
+    def times(self, rows: tuple[int, int], values: np.ndarray | None, w: np.ndarray, out: np.ndarray) -> None:
+        """Write rows of ``X @ w`` to the same rows of `out`; `values` replaces X if given."""
+        part = slice(*rows)
+        apply_vertex((self.x if values is None else values)[part], w, out=out[part])
+
+    def weight_gradient(
+        self, rows: tuple[int, int], values: np.ndarray | None, d_out: np.ndarray, d_w: np.ndarray
+    ) -> None:
+        """Write ``X[rows].T @ d_out[rows]`` to `d_w`."""
+        part = slice(*rows)
+        np.matmul((self.x if values is None else values)[part].T, d_out[part], out=d_w)
+
+
+@dataclass(frozen=True, eq=False)
+class SparseFeatures:
+    """CSR input rows of own and ghost vertices: never made dense.
+
+    Attributes
+    ----------
+    indptr, indices, data
+        CSR of shape (n_local, n_columns).
+    n_columns
+        Input width.
+    gids
+        Vertex ids of the rows.
+    """
+
+    indptr: np.ndarray
+    indices: np.ndarray
+    data: np.ndarray
+    n_columns: int
+    gids: np.ndarray
+
+    sparse = True
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return len(self.indptr) - 1, self.n_columns
+
+    def buffer(self) -> np.ndarray:
+        """Return room for what `drop` writes: the stored values."""
+        return np.empty_like(self.data)
+
+    def drop(self, rows: tuple[int, int], key: DropoutKey, epoch: int, buffer: np.ndarray) -> None:
+        """Write the stored values of the rows with dropout to `buffer`."""
+        start, stop = rows
+        first, last = self.indptr[start], self.indptr[stop]
+        dropout_csr(
+            self.indptr[start : stop + 1] - first,
+            self.indices[first:last],
+            self.data[first:last],
+            self.gids[start:stop],
+            key.p,
+            seed=key.seed,
+            epoch=epoch,
+            layer=key.layer,
+            out=buffer[first:last],
+        )
+
+    def times(self, rows: tuple[int, int], values: np.ndarray | None, w: np.ndarray, out: np.ndarray) -> None:
+        """Write rows of ``X @ w`` to the same rows of `out`; `values` replaces the stored values if given."""
+        data = self.data if values is None else values
+        gather(self.indptr, self.indices, data, w, out, rows=rows, validate=False)
+
+    def weight_gradient(
+        self, rows: tuple[int, int], values: np.ndarray | None, d_out: np.ndarray, d_w: np.ndarray
+    ) -> None:
+        """Write ``X[rows].T @ d_out[rows]`` to `d_w`."""
+        data = self.data if values is None else values
+        n_own = len(d_out)  # gradients exist for own rows only, features for ghosts too
+        stored = self.indptr[n_own]
+        gather_adjoint(
+            self.indptr[: n_own + 1],
+            self.indices[:stored],
+            data[:stored],
+            d_out,
+            d_w,
+            n_sources=self.n_columns,
+            rows=rows,
+            validate=False,
+        )
+
+
+Features = DenseFeatures | SparseFeatures
+
+
+@dataclass(frozen=True, eq=False)
+class PartOperands:
+    """Everything of a part that no epoch changes.
+
+    Attributes
+    ----------
+    index
+        Number of the part.
+    gids
+        Vertex ids of the own rows.
+    in_edges, out_edges
+        Forward and backward direction; the same object if the graph is symmetric.
+    n_in_ghosts, n_out_ghosts
+        Ghost rows after the own ones, a direction.
+    features
+        Input rows of own vertices and of the ghosts of in-edges.
+    labels
+        Class of each own vertex, -1 if unlabelled.
+    split
+        0 none, 1 train, 2 validation, 3 test.
+    train_mask
+        1 where the loss counts: a labelled training vertex.
+    """
+
+    index: int
+    gids: np.ndarray
+    in_edges: EdgeOperand
+    out_edges: EdgeOperand
+    n_in_ghosts: int
+    n_out_ghosts: int
+    features: Features
+    labels: np.ndarray
+    split: np.ndarray
+    train_mask: np.ndarray
+
+    @property
+    def n_own(self) -> int:
+        """Number of owned vertices."""
+        return len(self.gids)
+
+
+def activate(
+    block: np.ndarray,
+    bias: np.ndarray,
+    gids: np.ndarray,
+    key: DropoutKey,
+    *,
+    epoch: int,
+    training: bool,
+    num_threads: int,
+) -> None:
+    """Apply bias, ReLU and (in training) the dropout of the next layer's input, in place."""
+    bias_relu_dropout(
+        block,
+        bias,
+        gids,
+        key.p if training else 0.0,
+        seed=key.seed,
+        epoch=epoch,
+        layer=key.layer,
+        out=block,
+        num_threads=num_threads,
+    )

@@ -1,0 +1,387 @@
+"""The oracle: GCN training in one process, written straight from the formulas.
+
+It is what the engine is tested against, so it shares nothing with it but the definitions of the
+start weights and of the dropout masks: no parts, ghosts, intervals, stage programs or kernels. With
+``A[i, j]`` the weight of the edge i -> j and ``d_j = sum_i A[i, j]`` (loops left out),
+
+    P       = D^-1/2 (A^T + I) D^-1/2,  D = diag(d + 1)
+    Z_l     = P drop_l(H_{l-1}) W_l + b_l          H_0 = X (normalised)
+    H_l     = relu(Z_l) for l < L                  logits = Z_L
+    loss    = mean over labelled training vertices of -log softmax(logits)[label]
+
+and backwards, with G_l the gradient of Z_l,
+
+    S_l = P^T G_l      dW_l = drop_l(H_{l-1})^T S_l      db_l = column sums of G_l
+    G_{l-1} = (S_l W_l^T) * mask_l * [Z_{l-1} > 0]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from cython_kernels.reference import dropout, dropout_csr
+from dorylus_hpc.nn.init import glorot_uniform, zeros
+
+Params = list[tuple[np.ndarray, np.ndarray]]
+Matrix = Any  # ndarray or scipy.sparse.csr_array: both know `@`, `.T` and `.shape`
+
+_ROLES = {"train": 1, "val": 2, "test": 3}
+_BETA1, _BETA2, _EPS = 0.9, 0.999, 1e-8
+
+
+@dataclass(frozen=True)
+class OracleSettings:
+    """Everything a run depends on besides the data.
+
+    Attributes
+    ----------
+    layers : int
+        Number of layers L; 1 is a softmax regression over propagated features.
+    hidden : int
+        Width of all layers but the last.
+    dropout, input_dropout : float
+        Probability of dropping an input of the layers 2..L, and of layer 1.
+    lr, weight_decay : float
+    optimizer : {'adam', 'sgd'}
+    decay_scope : {'first', 'all'}
+        Weight matrices that decay (biases never do).
+    feature_norm : {'none', 'row', 'standard'}
+        Rows divided by their sum of absolute values, or columns by (x - mean) / std over all vertices.
+    dtype : {'float32', 'float64'}
+        Of all arithmetic after the propagation matrix and the feature normalisation.
+    epochs, seed : int
+    source_degree : {'in', 'out'}
+        Which degree normalises the source of an edge.
+    eval_every : int
+        Accuracies are kept for the versions 0, K, 2K, ... and the last one.
+    """
+
+    layers: int = 2
+    hidden: int = 16
+    dropout: float = 0.5
+    input_dropout: float = 0.5
+    lr: float = 0.01
+    optimizer: str = "adam"
+    weight_decay: float = 5e-4
+    decay_scope: str = "first"
+    feature_norm: str = "none"
+    dtype: str = "float64"
+    epochs: int = 200
+    seed: int = 0
+    source_degree: str = "in"
+    eval_every: int = 1
+
+    def __post_init__(self) -> None:
+        choices: dict[str, tuple[str, ...]] = {
+            "optimizer": ("adam", "sgd"),
+            "decay_scope": ("first", "all"),
+            "feature_norm": ("none", "row", "standard"),
+            "source_degree": ("in", "out"),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+        if np.dtype(self.dtype) not in (np.dtype(np.float32), np.dtype(np.float64)):
+            raise ValueError(f"dtype must be float32 or float64, got {self.dtype!r}")
+        for name, low in (("layers", 1), ("hidden", 1), ("epochs", 0), ("eval_every", 1)):
+            if getattr(self, name) < low:
+                raise ValueError(f"{name} must be at least {low}, got {getattr(self, name)}")
+
+
+@dataclass(eq=False)
+class OracleResult:
+    """What a run of the oracle leaves.
+
+    Attributes
+    ----------
+    losses : ndarray, (epochs,)
+        Training loss of epoch e (with its dropout, without decay) at index e - 1.
+    params : list of (W, b)
+        One pair a layer, after the last update.
+    first_gradients : list of (dW, db)
+        Gradients of the loss in epoch 1, without decay; empty if there were no epochs.
+    logits : ndarray, (n, C)
+        Of the last weights, without dropout.
+    accuracies : dict
+        Weight version v (the number of updates made) -> {'train', 'val', 'test'}, fractions of the
+        labelled vertices of that role from a forward without dropout; NaN if there are none.
+    """
+
+    losses: np.ndarray
+    params: Params
+    first_gradients: Params
+    logits: np.ndarray
+    accuracies: dict[int, dict[str, float]] = field(default_factory=dict)
+
+    @property
+    def best_version(self) -> int:
+        """The earliest version of the highest validation accuracy (the last one if there is none)."""
+        known = {v: a["val"] for v, a in self.accuracies.items() if not np.isnan(a["val"])}
+        return max(known, key=lambda v: (known[v], -v)) if known else max(self.accuracies)
+
+
+def propagation_matrix(adjacency: Any, source_degree: str = "in", dtype: Any = np.float64) -> Matrix:
+    """Return P, computed in float64 and cast.
+
+    Parameters
+    ----------
+    adjacency : SciPy sparse, (n, n)
+        ``A[i, j]`` is the weight of the edge i -> j. Duplicates count, loops do not.
+    source_degree : {'in', 'out'}
+    dtype : dtype
+
+    Returns
+    -------
+    csr_array, (n, n)
+        Row j holds the in-edges of vertex j.
+    """
+    n = adjacency.shape[0]
+    edges = adjacency.tocoo()
+    proper = edges.row != edges.col
+    source, target = edges.row[proper], edges.col[proper]
+    weight = edges.data[proper].astype(np.float64)
+    at_target = 1.0 / np.sqrt(1.0 + np.bincount(target, weight, n))
+    degree = np.bincount(target if source_degree == "in" else source, weight, n)
+    at_source = 1.0 / np.sqrt(1.0 + degree)
+    transposed = sparse.coo_array((weight, (target, source)), shape=(n, n)).tocsr()
+    loops = sparse.eye_array(n, format="csr")
+    product = sparse.diags_array(at_target) @ (transposed + loops) @ sparse.diags_array(at_source)
+    return sparse.csr_array(product).astype(dtype)
+
+
+def normalise_features(features: Any, norm: str, dtype: Any = np.float64) -> Matrix:
+    """Return the input X of layer 1, computed in float64 and cast; sparse features stay sparse.
+
+    Parameters
+    ----------
+    features : ndarray or SciPy sparse, (n, f)
+    norm : {'none', 'row', 'standard'}
+        'standard' makes sparse features dense.
+    dtype : dtype
+
+    Returns
+    -------
+    ndarray or csr_array, (n, f)
+    """
+    x: Matrix = sparse.csr_array(features) if sparse.issparse(features) else np.asarray(features)
+    x = x.astype(np.float64)
+    if norm == "row":
+        total = np.asarray(abs(x).sum(axis=1)).ravel()
+        scale = np.divide(1.0, total, out=np.zeros_like(total), where=total > 0)
+        x = sparse.csr_array(sparse.diags_array(scale) @ x) if sparse.issparse(x) else x * scale[:, None]
+    elif norm == "standard":
+        x = x.toarray() if sparse.issparse(x) else x
+        std = x.std(axis=0)
+        x = (x - x.mean(axis=0)) / np.where(std == 0, 1.0, std)
+    return x.astype(dtype)
+
+
+def start_params(f_in: int, n_classes: int, settings: OracleSettings) -> Params:
+    """Return the weights and biases of version 0 for `f_in` features."""
+    widths = [f_in] + [settings.hidden] * (settings.layers - 1) + [n_classes]
+    return [
+        (glorot_uniform(settings.seed, layer, rows, columns, settings.dtype), zeros(columns, settings.dtype))
+        for layer, (rows, columns) in enumerate(pairwise(widths), start=1)
+    ]
+
+
+def predict_logits(propagation: Matrix, x: Matrix, params: Params) -> np.ndarray:
+    """Return the logits of all vertices without dropout.
+
+    Parameters
+    ----------
+    propagation : csr_array, (n, n)
+    x : ndarray or csr_array, (n, f)
+    params : list of (W, b)
+
+    Returns
+    -------
+    ndarray, (n, C)
+    """
+    for layer, (w, b) in enumerate(params, start=1):
+        z = propagation @ (x @ w) + b
+        x = np.maximum(z, 0) if layer < len(params) else z
+    return x
+
+
+def loss_and_gradients(
+    propagation: Matrix,
+    x: Matrix,
+    labels: np.ndarray,
+    train: np.ndarray,
+    params: Params,
+    settings: OracleSettings,
+    epoch: int,
+) -> tuple[float, Params]:
+    """Return the training loss of one epoch, with its dropout masks, and its gradients.
+
+    Parameters
+    ----------
+    propagation : csr_array, (n, n)
+    x : ndarray or csr_array, (n, f)
+        Normalised features.
+    labels : ndarray of int, (n,)
+    train : ndarray of bool, (n,)
+        The vertices of the loss.
+    params : list of (W, b)
+    settings : OracleSettings
+        Its dropout probabilities and seed count here.
+    epoch : int
+        From 1.
+
+    Returns
+    -------
+    loss : float
+    gradients : list of (dW, db)
+        Without weight decay.
+    """
+    dropped: list[Matrix] = []  # drop_l(H), what layer l multiplies
+    slopes: list[Any] = []  # d drop_l(relu(Z)) / dZ, from layer 2 on
+    h, positive = x, None
+    for layer, (w, b) in enumerate(params, start=1):
+        d, multiplier = _drop(h, settings, epoch, layer)
+        dropped.append(d)
+        slopes.append(None if positive is None else multiplier * positive)
+        z = propagation @ (d @ w) + b
+        positive = (z > 0).astype(z.dtype)
+        h = np.maximum(z, 0)
+    loss, g = _cross_entropy(z, labels, train)
+    gradients: Params = []
+    for d, slope, (w, _) in zip(reversed(dropped), reversed(slopes), reversed(params), strict=True):
+        s = propagation.T @ g
+        gradients.append((d.T @ s, g.sum(axis=0)))
+        if slope is not None:
+            g = (s @ w.T) * slope
+    return loss, gradients[::-1]
+
+
+def train_oracle(
+    adjacency: Any,
+    features: Any,
+    labels: np.ndarray,
+    split: np.ndarray,
+    n_classes: int,
+    settings: OracleSettings,
+) -> OracleResult:
+    """Train a GCN in one process.
+
+    Parameters
+    ----------
+    adjacency : SciPy sparse, (n, n)
+        ``A[i, j]`` is the weight (>= 0) of the edge i -> j; ones if there are no weights. Loops are
+        ignored, since the model's self term replaces them; duplicates are summed.
+    features : ndarray or SciPy sparse, (n, f)
+    labels : ndarray of int, (n,)
+        -1 where unlabelled: never in the loss nor in an accuracy.
+    split : ndarray of uint8, (n,)
+        0 none, 1 train, 2 validation, 3 test.
+    n_classes : int
+    settings : OracleSettings
+
+    Returns
+    -------
+    OracleResult
+
+    Raises
+    ------
+    ValueError
+        Lengths that differ, a label that is no class, or no labelled training vertex.
+
+    References
+    ----------
+    Kipf and Welling, Semi-supervised classification with graph convolutional networks, ICLR 2017.
+    """
+    labels, split = np.asarray(labels), np.asarray(split)
+    _check_data(adjacency, features, labels, split, n_classes)
+    propagation = propagation_matrix(adjacency, settings.source_degree, settings.dtype)
+    x = normalise_features(features, settings.feature_norm, settings.dtype)
+    roles = {role: (split == code) & (labels >= 0) for role, code in _ROLES.items()}
+    params = start_params(x.shape[1], n_classes, settings)
+    moments = [tuple((np.zeros_like(p), np.zeros_like(p)) for p in pair) for pair in params]
+    result = OracleResult(np.zeros(settings.epochs), params, [], np.empty(0))
+    for epoch in range(1, settings.epochs + 1):
+        if (epoch - 1) % settings.eval_every == 0:
+            result.accuracies[epoch - 1] = _accuracies(predict_logits(propagation, x, params), labels, roles)
+        loss, gradients = loss_and_gradients(propagation, x, labels, roles["train"], params, settings, epoch)
+        result.losses[epoch - 1] = loss
+        if epoch == 1:
+            result.first_gradients = gradients
+        params = _update(params, gradients, moments, epoch, settings)
+    result.params, result.logits = params, predict_logits(propagation, x, params)
+    result.accuracies[settings.epochs] = _accuracies(result.logits, labels, roles)
+    return result
+
+
+def _drop(h: Matrix, settings: OracleSettings, epoch: int, layer: int) -> tuple[Matrix, Any]:
+    """Return drop_l(h), and the multipliers that made it (dense h only; 1 without dropout)."""
+    p = settings.input_dropout if layer == 1 else settings.dropout
+    if p == 0:
+        return h, 1
+    gids = np.arange(h.shape[0], dtype=np.int64)
+    if sparse.issparse(h):
+        indptr, indices = h.indptr.astype(np.int64), h.indices.astype(np.int32)
+        data = dropout_csr(indptr, indices, h.data, gids, p, seed=settings.seed, epoch=epoch, layer=layer)
+        return sparse.csr_array((data, h.indices, h.indptr), shape=h.shape), None
+    multiplier = dropout(np.ones_like(h), gids, p, seed=settings.seed, epoch=epoch, layer=layer)
+    return h * multiplier, multiplier
+
+
+def _cross_entropy(logits: np.ndarray, labels: np.ndarray, train: np.ndarray) -> tuple[float, np.ndarray]:
+    """Mean of -log softmax at the labels of the rows `train`, and its gradient."""
+    rows = np.flatnonzero(train)
+    z = logits[rows] - logits[rows].max(axis=1, keepdims=True)
+    log_p = z - np.log(np.exp(z).sum(axis=1, keepdims=True))
+    at_label = np.arange(rows.size), labels[rows]
+    d_rows = np.exp(log_p)
+    d_rows[at_label] -= 1
+    d_logits = np.zeros_like(logits)
+    d_logits[rows] = d_rows / rows.size
+    return float(-log_p[at_label].mean()), d_logits
+
+
+def _update(
+    params: Params, gradients: Params, moments: Sequence[Any], t: int, settings: OracleSettings
+) -> Params:
+    """Update number t of all tensors; `moments` (Adam) change in place."""
+    new = []
+    for layer, (pair, d_pair, m_pair) in enumerate(zip(params, gradients, moments, strict=True), start=1):
+        w, b = pair
+        d_w, d_b = d_pair
+        if settings.decay_scope == "all" or layer == 1:
+            d_w = d_w + settings.weight_decay * w
+        new.append((_descend(w, d_w, m_pair[0], t, settings), _descend(b, d_b, m_pair[1], t, settings)))
+    return new
+
+
+def _descend(p: np.ndarray, g: np.ndarray, moments: Any, t: int, settings: OracleSettings) -> np.ndarray:
+    if settings.optimizer == "sgd":
+        return p - settings.lr * g
+    m, v = moments
+    m[...] = _BETA1 * m + (1 - _BETA1) * g
+    v[...] = _BETA2 * v + (1 - _BETA2) * g**2
+    return p - settings.lr * (m / (1 - _BETA1**t)) / (np.sqrt(v / (1 - _BETA2**t)) + _EPS)
+
+
+def _accuracies(logits: np.ndarray, labels: np.ndarray, roles: dict[str, np.ndarray]) -> dict[str, float]:
+    right = logits.argmax(axis=1) == labels
+    return {role: float(right[rows].mean()) if rows.any() else float("nan") for role, rows in roles.items()}
+
+
+def _check_data(adjacency: Any, features: Any, labels: np.ndarray, split: np.ndarray, n_classes: int) -> None:
+    n = labels.size
+    shapes = {"adjacency": adjacency.shape, "features": features.shape, "split": split.shape}
+    if adjacency.shape != (n, n) or features.shape[0] != n or split.shape != (n,) or labels.ndim != 1:
+        raise ValueError(f"{n} labels (shape {labels.shape}) need as many rows everywhere, got {shapes}")
+    if labels.min(initial=-1) < -1 or labels.max(initial=-1) >= n_classes:
+        wrong = int(np.flatnonzero((labels < -1) | (labels >= n_classes))[0])
+        raise ValueError(
+            f"label {labels[wrong]} of vertex {wrong} is not -1 and not below {n_classes} classes"
+        )
+    if not ((split == 1) & (labels >= 0)).any():
+        raise ValueError("there is no labelled training vertex (split == 1 and label >= 0)")

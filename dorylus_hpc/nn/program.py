@@ -1,0 +1,214 @@
+"""A model as a program of stages over named row tensors.
+
+A layer is not code that loops over the graph: it *declares* stages, and the engine runs them, interval
+by interval, wherever their inputs are ready. What a stage reads and writes are *row tensors*: arrays
+with one row a vertex, named, of known width, some followed by the rows of the part's ghosts.
+
+    forward     [AV Y1] | [GA H1, AV Y2] | SC Y2 | [GA Z2, AV loss, dAV dZ2] |
+    backward    dSC dZ2 | [dGA dY2, dAV dH1, dZ1] | dSC dZ1 | [dGA dY1, dAV W1]
+
+Between two bars all stages of a vertex interval follow each other at once (they read only the interval's
+own rows: this is the planner's *fusion*). A bar stands where the next stage reads neighbours' rows: a
+gather (GA, dGA) after a scatter (SC, dSC) has brought the ghosts.
+
+A stage keeps nothing: whatever it needs later is a row tensor, and the engine decides how many copies
+of it live (one an epoch in the exact modes).
+
+Reference: Dorylus (OSDI '21), section 3.1, the SAGA-NN model GA, AV, SC, AE, after NeuGraph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from dorylus_hpc.nn.operands import PartOperands
+from dorylus_hpc.nn.params import ParamSpec
+
+Kind = Literal["GA", "AV", "SC", "dGA", "dAV", "dSC"]
+Ghosts = Literal["in", "out"]
+
+
+@dataclass(frozen=True)
+class RowTensor:
+    """An array with one row a vertex of a part.
+
+    Attributes
+    ----------
+    name
+        Unique within the program.
+    width
+        Columns.
+    ghosts
+        Which ghosts' rows follow the own rows: those of the in-edges, of the out-edges, or none.
+    trains_only
+        Not needed for a forward without a backward.
+    """
+
+    name: str
+    width: int
+    ghosts: Ghosts | None = None
+    trains_only: bool = False
+
+
+@dataclass
+class Task:
+    """What a stage sees when it runs on one interval of one part.
+
+    Attributes
+    ----------
+    part
+        The part's graph, features, labels and vertex ids in the dtype of the run.
+    rows
+        (start, stop): the interval, in local rows. For a stage that also covers ghosts it may lie
+        among the ghosts.
+    tensors
+        The part's row tensors, whole, by name.
+    weights
+        The weight version this interval is bound to, by name.
+    gradients
+        The interval's own partial gradient of each weight tensor, by name, to be overwritten.
+    epoch
+        From 1; keys the dropout.
+    training
+        False in an evaluation: no dropout, no gradient.
+    n_labelled
+        Number of labelled training vertices in the whole graph: the loss is a mean over them.
+    num_threads
+        Threads a kernel may use inside this task.
+    loss
+        Sum of the loss over the interval's training vertices, written by the last forward stage.
+    """
+
+    part: PartOperands
+    rows: tuple[int, int]
+    tensors: dict[str, np.ndarray]
+    weights: dict[str, np.ndarray]
+    gradients: dict[str, np.ndarray]
+    epoch: int
+    training: bool
+    n_labelled: int
+    num_threads: int = 1
+    loss: float = 0.0
+
+    def block(self, name: str) -> np.ndarray:
+        """Return the interval's rows of a row tensor."""
+        return self.tensors[name][self.rows[0] : self.rows[1]]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step of a layer.
+
+    Attributes
+    ----------
+    kind
+        GA and dGA read neighbours' rows; AV and dAV only the interval's own; SC and dSC bring the
+        ghosts' rows of `tensor`.
+    layer
+        From 1.
+    run
+        The work on one interval; None for SC and dSC, which the engine does itself.
+    tensor
+        For SC and dSC: the row tensor whose ghost rows are wanted.
+    covers_ghosts
+        The stage also runs on the rows of ghosts (of in-edges), from inputs that are already here.
+    trains_only
+        The stage is left out of an evaluation.
+    """
+
+    kind: Kind
+    layer: int
+    run: Callable[[Task], None] | None = None
+    tensor: str = ""
+    covers_ghosts: bool = False
+    trains_only: bool = False
+
+
+@dataclass(frozen=True)
+class Program:
+    """All that the engine needs to know of a model.
+
+    Attributes
+    ----------
+    params
+        Weight tensors.
+    tensors
+        Row tensors, by name.
+    setup
+        Stages that run once, before the first epoch, on what never changes.
+    forward, backward
+        Stages of an epoch, in an order that respects their reads.
+    logits
+        Name of the row tensor that holds the output.
+    drops_input
+        True if training uses dropout on the features: the task's ``features`` tensor then holds them
+        (the stored values of sparse features), own rows and ghosts.
+    orders
+        Per layer ``aggregate-first`` or ``transform-first``.
+    differs_in_evaluation
+        True if training and evaluation behave differently (dropout), so that accuracies need a
+        forward of their own.
+    """
+
+    params: tuple[ParamSpec, ...]
+    tensors: dict[str, RowTensor]
+    setup: tuple[Stage, ...]
+    forward: tuple[Stage, ...]
+    backward: tuple[Stage, ...]
+    logits: str
+    drops_input: bool
+    orders: tuple[str, ...]
+    differs_in_evaluation: bool
+
+    def training_groups(self) -> tuple[tuple[Stage, ...], ...]:
+        """Return the fused stages of an epoch, forward and backward."""
+        return fuse((*self.forward, *self.backward))
+
+    def evaluation_groups(self) -> tuple[tuple[Stage, ...], ...]:
+        """Return the fused stages of a forward without dropout, up to the logits."""
+        return fuse(stage for stage in self.forward if not stage.trains_only)
+
+    def setup_groups(self) -> tuple[tuple[Stage, ...], ...]:
+        """Return the fused stages that run once."""
+        return fuse(self.setup)
+
+    @property
+    def widest(self) -> int:
+        """Columns of the widest row tensor: a measure of an interval's work."""
+        return max(tensor.width for tensor in self.tensors.values())
+
+
+def fuse(stages: Iterable[Stage]) -> tuple[tuple[Stage, ...], ...]:
+    """Group stages that may follow each other at once on an interval.
+
+    Parameters
+    ----------
+    stages
+        In order.
+
+    Returns
+    -------
+    tuple of tuple of Stage
+        A group is one SC or dSC alone, or a run of stages of which only the first may read
+        neighbours' rows. Stages that cover ghosts are not mixed with ones that do not.
+    """
+    groups: list[tuple[Stage, ...]] = []
+    for stage in stages:
+        reads_neighbours = stage.kind in ("GA", "dGA")
+        exchanges = stage.run is None
+        last = groups[-1][-1] if groups else None
+        if (
+            last is None
+            or exchanges
+            or reads_neighbours
+            or last.run is None
+            or last.covers_ghosts != stage.covers_ghosts
+        ):
+            groups.append((stage,))
+        else:
+            groups[-1] += (stage,)
+    return tuple(groups)

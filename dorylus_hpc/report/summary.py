@@ -1,0 +1,110 @@
+"""`summary.json`: what a finished run was and what came out of it. Keys are stable; more may be added."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dorylus_hpc.files import atomic_path
+from dorylus_hpc.report.metrics import SETS, Accuracies, History
+
+TASK_KINDS = ("GA", "AV", "SC", "AE", "dGA", "dAV", "dSC", "dAE", "WU", "RD", "eval", "wait")
+_LAMBDA = (
+    "invocations",
+    "retries",
+    "throttles",
+    "duplicates_refused",
+    "timeouts",
+    "cold_starts",
+    "gb_seconds",
+    "concurrency",
+)
+_COST = (
+    "graph_servers",
+    "parameter_servers",
+    "lambda_compute",
+    "lambda_requests",
+    "total",
+    "currency",
+    "prices_dated",
+)
+
+
+def build_summary(
+    *,
+    graph: Mapping[str, Any],
+    config: Mapping[str, Any],
+    ranks: Mapping[str, Any],
+    history: History,
+    best: Accuracies,
+    setup_seconds: float,
+    task_seconds: Mapping[str, float],
+    peak_rss_bytes: Sequence[int],
+    ghost_bytes_per_epoch: int,
+    weights_sha256: str,
+) -> dict[str, Any]:
+    """Return the summary of a run.
+
+    Parameters
+    ----------
+    graph, config, ranks
+        As they are to appear.
+    history
+        Losses, times and evaluations.
+    best
+        The evaluation of the best weights.
+    setup_seconds
+        From start to the first epoch, the slowest rank.
+    task_seconds
+        By kind, summed over tasks and ranks.
+    peak_rss_bytes
+        By rank.
+    ghost_bytes_per_epoch
+        Sent by all ranks for training, evaluation not counted.
+    weights_sha256
+        Of the last weights.
+
+    Returns
+    -------
+    dict
+        JSON values only. `cost` is null where no prices are known; `lambda` counts are zero on the CPU
+        back end.
+    """
+    seconds = history.seconds
+    return {
+        "graph": dict(graph),
+        "config": dict(config),
+        "ranks": dict(ranks),
+        "epochs": len(history.losses),
+        "epoch_seconds": {
+            "median": statistics.median(seconds),
+            "min": min(seconds),
+            "mean": statistics.fmean(seconds),
+        },
+        "setup_seconds": setup_seconds,
+        "loss": history.losses,
+        "best_epoch": best.epoch,
+        **{
+            f"{name}_accuracy": {
+                "best_validation": getattr(best, name),
+                "last": getattr(history.last, name),
+            }
+            for name in SETS
+        },
+        "task_seconds": {kind: task_seconds.get(kind, 0.0) for kind in TASK_KINDS},
+        "peak_rss_bytes": list(peak_rss_bytes),
+        "ghost_bytes_per_epoch": ghost_bytes_per_epoch,
+        "staleness": {"bound": 0, "max_lead": 0, "max_read_age": 0},
+        "weights_sha256": weights_sha256,
+        "lambda": dict.fromkeys(_LAMBDA, 0),
+        "cost": dict.fromkeys(_COST),
+    }
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON, whole or not at all."""
+    with atomic_path(path) as temporary:
+        temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,57 @@
+"""Entry point: ``mpirun -n N python -m dorylus_hpc.train --data ...``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dorylus_hpc.api import train_on
+from dorylus_hpc.cli import run_entry_point
+from dorylus_hpc.comm.launch import start_mpi
+from dorylus_hpc.config import TrainConfig, parse_train
+from dorylus_hpc.engine.trainer import TrainingResult
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+PROGRAM = "python -m dorylus_hpc.train"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train on all ranks of the job; return the exit status."""
+    return run_entry_point(
+        PROGRAM,
+        lambda: start_mpi().COMM_WORLD,
+        lambda arguments: parse_train(arguments, PROGRAM),
+        _run,
+        argv,
+    )
+
+
+def _run(comm: Intracomm, config: TrainConfig) -> None:
+    speaks = comm.Get_rank() == 0
+    result = train_on(comm, config, config.data, progress=speaks)
+    if speaks:
+        _report(result)
+
+
+def _report(result: TrainingResult) -> None:
+    summary = result.summary
+    accuracy = {
+        name: summary[f"{name}_accuracy"]["best_validation"]
+        for name in ("train", "val", "test")
+        if summary[f"{name}_accuracy"]["best_validation"] is not None
+    }
+    words = ", ".join(f"{name} {value:.4f}" for name, value in accuracy.items())
+    print(
+        f"accuracy of the best weights (after epoch {summary['best_epoch']}): {words}\n"
+        f"{summary['epochs']} epochs, median {summary['epoch_seconds']['median']:.4f} s an epoch\n"
+        f"results are in {result.run_dir}: summary.json, metrics.jsonl, checkpoint.h5, config.toml\n"
+        f"predict with: python -m dorylus_hpc.predict --run-dir {result.run_dir} --data "
+        f"{summary['config']['data']} -o predictions.csv"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,351 @@
+"""What the doors refuse, and that a refused call has written nothing."""
+
+from __future__ import annotations
+
+import inspect
+
+import numpy as np
+import pytest
+
+import cython_kernels as ck
+from cython_kernels import reference
+
+I32, I64, F32, F64 = np.int32, np.int64, np.float32, np.float64
+KEY = {"seed": 1, "epoch": 1, "layer": 1}
+N, F, NNZ, N_COLS = 3, 4, 4, 5
+
+
+def good():
+    """Arguments that every door accepts, by the name of the door; made anew so that a test may spoil them."""
+    indptr, indices, data = np.array([0, 2, 2, 4], I64), np.array([0, 4, 1, 1], I32), np.arange(1.0, 5.0)
+    x, gids, index = np.ones((N_COLS, F)), np.arange(N), np.array([4, 0, 2], I32)
+    csr = {"indptr": indptr, "indices": indices, "data": data}
+    scales = {"row_scale": np.ones(N), "source_scale": np.ones(N_COLS), "self_weight": 1.0, "rows": (0, N)}
+    dropping = {"gids": gids, "p": 0.5, **KEY}
+    threads = {"num_threads": 2}
+    small = np.ones((N, F))
+    return {
+        "check_csr": csr | {"n_cols": N_COLS},
+        "gather": csr | {"x": x, "out": np.zeros((N, F))} | scales | threads,
+        "gather_adjoint": csr
+        | {"d_out": small, "d_x": np.zeros((N_COLS, F)), "n_sources": N_COLS}
+        | scales
+        | threads,
+        "pack_rows": {"x": x, "index": index, "out": np.zeros((N, F))} | threads,
+        "unpack_rows": {"rows": small, "index": index, "out": np.zeros((N_COLS, F))} | threads,
+        "scatter_add_rows": {"rows": small, "index": index, "out": np.zeros((N_COLS, F))} | threads,
+        "dropout": {"x": small, "out": np.zeros((N, F))} | dropping | threads,
+        "dropout_csr": csr | {"out": np.zeros(NNZ)} | dropping | threads,
+        "bias_relu_dropout": {"z": small, "bias": np.ones(F), "out": np.zeros((N, F))} | dropping | threads,
+        "relu_dropout_backward": {
+            "d_out": small,
+            "activated": np.ones((N, F)),
+            "p": 0.5,
+            "out": np.zeros((N, F)),
+        }
+        | threads,
+        "softmax_cross_entropy": {
+            "logits": small,
+            "labels": np.array([0, -1, 3], I32),
+            "mask": np.array([1, 0, 1], np.uint8),
+            "d_logits": np.zeros((N, F)),
+        }
+        | threads,
+    }
+
+
+OUTPUT = dict.fromkeys(good(), "out") | {"gather_adjoint": "d_x", "softmax_cross_entropy": "d_logits"}
+del OUTPUT["check_csr"]
+# What may be the output itself; the output must be apart from every other array.
+IN_PLACE = {
+    "dropout": {"x"},
+    "dropout_csr": {"data"},
+    "bias_relu_dropout": {"z"},
+    "relu_dropout_backward": {"d_out", "activated"},
+    "softmax_cross_entropy": {"logits"},
+}
+ARRAYS = [
+    (door, name)
+    for door, args in good().items()
+    for name, value in args.items()
+    if isinstance(value, np.ndarray)
+]
+FLOATS = [(door, name) for door, name in ARRAYS if good()[door][name].dtype == F64]
+# The array that sets the dtype is not wrong by having another one; the rest then is.
+FIRST_FLOAT = {
+    "check_csr": "data",
+    "gather": "x",
+    "gather_adjoint": "d_out",
+    "pack_rows": "x",
+    "unpack_rows": "rows",
+    "scatter_add_rows": "rows",
+    "dropout": "x",
+    "dropout_csr": "data",
+    "bias_relu_dropout": "z",
+    "relu_dropout_backward": "d_out",
+    "softmax_cross_entropy": "logits",
+}
+
+
+def refused(door, error, match, **changes):
+    """Call a door with some arguments changed; it must refuse and leave its output alone."""
+    args = good()[door] | changes
+    output = args.get(OUTPUT.get(door))
+    before = output.copy() if isinstance(output, np.ndarray) else None
+    with pytest.raises(error, match=match):
+        getattr(ck, door)(**args)
+    if before is not None:
+        np.testing.assert_array_equal(output, before)
+
+
+@pytest.mark.parametrize("door", good())
+def test_good_arguments_are_accepted(door):
+    getattr(ck, door)(**good()[door])
+    getattr(reference, door)(**good()[door])
+
+
+@pytest.mark.parametrize("door", [*good(), "philox4x32"])
+def test_the_twin_takes_the_same_arguments(door):
+    assert inspect.signature(getattr(ck, door)) == inspect.signature(getattr(reference, door))
+
+
+def test_every_door_is_covered_here():
+    assert set(good()) == set(ck.__all__) - {"build_info", "philox4x32"}
+
+
+@pytest.mark.parametrize(("door", "name"), ARRAYS)
+def test_not_an_array(door, name):
+    refused(
+        door, TypeError, rf"{name} must be a NumPy array, got a list", **{name: good()[door][name].tolist()}
+    )
+
+
+@pytest.mark.parametrize(("door", "name"), ARRAYS)
+def test_dtype(door, name):
+    refused(
+        door,
+        TypeError,
+        rf"{name} must be .*, got a int16 array",
+        **{name: good()[door][name].astype(np.int16)},
+    )
+    swapped = good()[door][name].astype(good()[door][name].dtype.newbyteorder())
+    if swapped.dtype != good()[door][name].dtype:
+        refused(door, TypeError, f"{name} must be", **{name: swapped})
+
+
+@pytest.mark.parametrize(("door", "name"), FLOATS)
+def test_one_floating_dtype_for_a_call(door, name):
+    if name != FIRST_FLOAT[door]:
+        refused(
+            door,
+            TypeError,
+            f"{name} must be float64, got a float32",
+            **{name: good()[door][name].astype(F32)},
+        )
+
+
+@pytest.mark.parametrize(("door", "name"), ARRAYS)
+def test_dimensions(door, name):
+    refused(door, ValueError, rf"{name} must have \d dimension", **{name: good()[door][name][..., None]})
+
+
+@pytest.mark.parametrize(("door", "name"), ARRAYS)
+def test_layout(door, name):
+    value = good()[door][name]
+    strided = np.repeat(value, 2, axis=-1)[..., ::2]
+    refused(door, ValueError, rf"{name} must be C-contiguous", **{name: strided})
+    raw = np.zeros(value.nbytes + 1, np.uint8)[1:].view(value.dtype).reshape(value.shape)
+    if value.itemsize > 1:
+        refused(door, ValueError, rf"{name} must be C-contiguous and aligned", **{name: raw})
+
+
+@pytest.mark.parametrize(("door", "name"), OUTPUT.items())
+def test_a_read_only_output(door, name):
+    value = good()[door][name]
+    value.flags.writeable = False
+    refused(door, ValueError, rf"{name} must be writable", **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("door", "name", "shape"),
+    [
+        ("check_csr", "data", (NNZ + 1,)),
+        ("gather", "data", (NNZ - 1,)),
+        ("gather", "out", (N + 1, F)),
+        ("gather", "out", (N, F - 1)),
+        ("gather", "row_scale", (N_COLS,)),
+        ("gather", "source_scale", (N,)),
+        ("gather_adjoint", "data", (NNZ - 1,)),
+        ("gather_adjoint", "d_out", (N + 1, F)),
+        ("gather_adjoint", "d_x", (N, F)),
+        ("gather_adjoint", "d_x", (N_COLS, F + 1)),
+        ("gather_adjoint", "row_scale", (N_COLS,)),
+        ("gather_adjoint", "source_scale", (N,)),
+        ("pack_rows", "out", (N_COLS, F)),
+        ("pack_rows", "out", (N, F + 1)),
+        ("unpack_rows", "rows", (N + 1, F)),
+        ("unpack_rows", "out", (N_COLS, F + 1)),
+        ("scatter_add_rows", "rows", (N + 1, F)),
+        ("scatter_add_rows", "out", (N_COLS, F - 1)),
+        ("dropout", "gids", (N + 1,)),
+        ("dropout", "out", (F, N)),
+        ("dropout_csr", "data", (NNZ + 1,)),
+        ("dropout_csr", "gids", (N + 1,)),
+        ("dropout_csr", "out", (NNZ - 1,)),
+        ("bias_relu_dropout", "bias", (N,)),
+        ("bias_relu_dropout", "gids", (N - 1,)),
+        ("bias_relu_dropout", "out", (F, N)),
+        ("relu_dropout_backward", "activated", (N, F + 1)),
+        ("relu_dropout_backward", "out", (N + 1, F)),
+        ("softmax_cross_entropy", "labels", (N + 1,)),
+        ("softmax_cross_entropy", "mask", (N - 1,)),
+        ("softmax_cross_entropy", "d_logits", (N, F + 1)),
+    ],
+)
+def test_shapes_that_do_not_fit(door, name, shape):
+    refused(
+        door,
+        ValueError,
+        "must have shape .* got a .* array of shape",
+        **{name: np.zeros(shape, good()[door][name].dtype)},
+    )
+
+
+@pytest.mark.parametrize(
+    ("door", "name"), [pair for pair in ARRAYS if pair not in OUTPUT.items() and pair[0] in OUTPUT]
+)
+def test_an_output_that_overlaps_an_input(door, name):
+    args, out = good()[door], OUTPUT[door]
+    # Both lie in one buffer, the input 8 bytes behind the start of the output.
+    buffer = np.zeros(max(args[name].nbytes, args[out].nbytes) + 8, np.uint8)
+    output = buffer[: args[out].nbytes].view(F64).reshape(args[out].shape)
+    shifted = buffer[8 : 8 + args[name].nbytes].view(args[name].dtype).reshape(args[name].shape)
+    shifted[...] = args[name]
+    match = (
+        f"{out} overlaps {name}"
+        if name in IN_PLACE.get(door, ())
+        else f"{out} must not share memory with {name}"
+    )
+    refused(door, ValueError, match, **{name: shifted, out: output})
+
+
+@pytest.mark.parametrize("door", ["gather", "gather_adjoint", "pack_rows"])
+def test_these_cannot_work_in_place(door):
+    args = good()[door]
+    square = np.ones((N_COLS, F))
+    if door == "gather":
+        args |= {"indptr": np.array([0, 2, 2, 4, 4, 4], I64), "x": square, "out": square, "rows": None}
+        args["row_scale"] = None
+    elif door == "gather_adjoint":
+        args |= {"indptr": np.array([0, 2, 2, 4, 4, 4], I64), "d_out": square, "d_x": square, "rows": None}
+        args["row_scale"] = None
+    else:
+        args |= {"x": square, "out": square, "index": np.arange(N_COLS, dtype=I32)}
+    refused(door, ValueError, "must not share memory", **args)
+
+
+@pytest.mark.parametrize("door", [door for door, args in good().items() if "num_threads" in args])
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [(0, ValueError), (-1, ValueError), (True, TypeError), (1.0, TypeError), ("2", TypeError)],
+)
+def test_threads(door, value, error):
+    refused(door, error, "num_threads must be", num_threads=value)
+
+
+@pytest.mark.parametrize("door", ["check_csr", "gather", "gather_adjoint", "dropout_csr"])
+def test_a_matrix_that_is_none(door):
+    for indptr in ([], [1, 2, 2, 4], [0, 2, 2, 5], [0, 2, 2, 3]):
+        refused(door, ValueError, "indptr must", indptr=np.array(indptr, I64))
+    refused(door, ValueError, r"indptr\[1\] = 5, indptr\[2\] = 2", indptr=np.array([0, 5, 2, 4], I64))
+    refused(door, ValueError, r"indices\[2\] = -1 is outside", indices=np.array([0, 4, -1, 1], I32))
+
+
+@pytest.mark.parametrize("door", ["check_csr", "gather", "gather_adjoint"])
+def test_a_column_out_of_range(door):
+    refused(door, ValueError, r"indices\[1\] = 5 is outside 0\.\.4", indices=np.array([0, 5, 1, 6], I32))
+
+
+@pytest.mark.parametrize("door", ["pack_rows", "unpack_rows", "scatter_add_rows"])
+@pytest.mark.parametrize("value", [-1, N_COLS])
+def test_a_row_out_of_range(door, value):
+    refused(door, ValueError, rf"index\[2\] = {value} is outside 0\.\.4", index=np.array([0, 4, value], I32))
+
+
+@pytest.mark.parametrize("door", ["gather", "gather_adjoint"])
+def test_options_of_gather(door):
+    for rows in ((0, N + 1), (-1, 2), (2, 1)):
+        refused(door, ValueError, "rows", rows=rows)
+    for rows in (3, "ab", (0, 1, 2), (0.0, 1.0), slice(0, 2)):
+        refused(door, TypeError, "rows", rows=rows)
+    for weight in (np.nan, np.inf):
+        refused(door, ValueError, "self_weight must be finite", self_weight=weight)
+    for weight in (None, "1", True, 1j, np.ones(1)):
+        refused(door, TypeError, "self_weight must be a number", self_weight=weight)
+    output = "out" if door == "gather" else "d_x"
+    refused(door, ValueError, f"accumulate=True adds to {output}", accumulate=True, **{output: None})
+
+
+def test_a_self_term_needs_own_rows():
+    narrow = {"indices": np.zeros(NNZ, I32), "source_scale": None}
+    refused("gather", ValueError, "self_weight needs .* got 2 for 3", x=np.ones((2, F)), **narrow)
+    refused("gather_adjoint", ValueError, "self_weight needs", n_sources=2, d_x=None, **narrow)
+    args = good()["gather"] | narrow | {"x": np.ones((2, F)), "self_weight": 0.0}
+    np.testing.assert_array_equal(ck.gather(**args)[:, 0], [3, 0, 7])
+
+
+@pytest.mark.parametrize(("door", "name"), [("check_csr", "n_cols"), ("gather_adjoint", "n_sources")])
+def test_numbers_of_columns(door, name):
+    for value in (-1, 2**31 + 1):
+        refused(door, ValueError, f"{name} must be at least 0", **{name: value})
+    for value in (1.5, True, None):
+        refused(door, TypeError, f"{name} must be an integer", **{name: value})
+
+
+DROPPING = [door for door, args in good().items() if "p" in args]
+
+
+@pytest.mark.parametrize("door", DROPPING)
+def test_probabilities(door):
+    for p in (-0.1, 1.0, 1, 2.0, np.nan, np.inf):
+        refused(door, ValueError, "p must be", p=p)
+    for p in (None, "0.5", True):
+        refused(door, TypeError, "p must be a number", p=p)
+
+
+@pytest.mark.parametrize("door", [door for door in DROPPING if door != "relu_dropout_backward"])
+@pytest.mark.parametrize(("name", "bound"), [("seed", 2**64), ("epoch", 2**32), ("layer", 2**32)])
+def test_keys(door, name, bound):
+    for value in (-1, bound):
+        refused(
+            door, ValueError, f"{name} must be at least 0 and below {bound}, got {value}", **{name: value}
+        )
+    for value in (1.0, None, True):
+        refused(door, TypeError, f"{name} must be an integer", **{name: value})
+    getattr(ck, door)(**good()[door] | {name: np.int64(3)})
+
+
+def test_dropping_needs_ids():
+    refused("bias_relu_dropout", TypeError, "gids must be a NumPy array", gids=None)
+    refused("dropout", TypeError, "gids must be a NumPy array", gids=None, p=0.0)
+    refused("dropout_csr", TypeError, "data must be a NumPy array", data=None)
+
+
+def test_labels():
+    for label in (-1, F):
+        labels = np.array([0, 99, label], I32)
+        refused(
+            "softmax_cross_entropy", ValueError, rf"labels\[2\] = {label} is outside 0\.\.3", labels=labels
+        )
+    for scale in (np.nan, np.inf):
+        refused("softmax_cross_entropy", ValueError, "scale must be finite", scale=scale)
+    refused("softmax_cross_entropy", TypeError, "scale must be a number", scale=None)
+
+
+def test_words_of_the_generator():
+    with pytest.raises(ValueError, match="4 words and a key 2, got 3 and 2"):
+        ck.philox4x32((0, 0, 0), (0, 0))
+    with pytest.raises(ValueError, match="below 4294967296"):
+        ck.philox4x32((0, 0, 0, 2**32), (0, 0))
+    with pytest.raises(TypeError, match="a word must be an integer"):
+        ck.philox4x32((0, 0, 0, 0), (0, 0.5))
