@@ -137,6 +137,7 @@ set_up() { # EXTRA
     if [ -d "$venv" ] && [ ! -e "$venv/pyvenv.cfg" ] && [ ! -d "$state" ] && [ -n "$(ls -A "$venv")" ]; then
         give_up "$venv has other things in it and is no virtual environment; set DORYLUS_VENV to another folder"
     fi
+    [ -x "$python" ] || find_python >/dev/null # says what is missing before anything is made
     mkdir -p "$state" || give_up "cannot write to $venv; set DORYLUS_VENV to another folder"
     if command -v flock >/dev/null; then # two first calls at once would install over each other
         exec 9>"$state/lock"
@@ -321,8 +322,9 @@ launch_ranks() { # PYTHON-ARGUMENTS...
 run_tests() { # PYTEST-ARGUMENTS...
     local status=0
     cd "$root"
+    export DORYLUS_PYTHON=$python DORYLUS_MPIRUN=$launcher # for tests that start ranks
     "$python" -m pytest "$@" </dev/null || status=$?
-    DORYLUS_PYTHON=$python DORYLUS_MPIRUN=$launcher "$python" tests/run_mpi.py </dev/null || status=1
+    "$python" tests/run_mpi.py </dev/null || status=1
     if [ "$status" != 0 ]; then give_up "tests failed"; fi
 }
 

@@ -249,6 +249,7 @@ def test_python_too_old_is_said(run, tmp_path):
     result = run("setup", DORYLUS_PYTHON=str(old))
     assert result.returncode == 1
     assert f"DORYLUS_PYTHON={old} is not a Python 3.11 or newer" in result.stderr
+    assert not (tmp_path / "venv").exists()
 
 
 def test_python_without_venv_is_said(run, tmp_path):

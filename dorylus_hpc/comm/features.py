@@ -78,8 +78,8 @@ def exchange_csr(
             requests += [halo.comm.Isend(piece, dest=going.rank, tag=stamp) for piece in _pieces(array)]
     wait_all(requests)
 
-    for source, delivery in halo.plan.copies:
-        blocks[delivery.part].append((delivery.ghosts[0], rows[source][delivery.pick]))
+    for copy in halo.plan.copies:
+        blocks[copy.part].append((copy.ghosts[0], rows[copy.source][copy.lids]))
     for message, (data, indices, indptr), n_columns in arriving:
         matrix = sparse.csr_array((data, indices, indptr), shape=(message.n_rows, n_columns))
         for delivery in message.deliveries:

@@ -20,8 +20,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
-from cython_kernels import pack_rows
 
+from cython_kernels import pack_rows
 from dorylus_hpc.comm.launch import start_mpi
 from dorylus_hpc.comm.roles import Placement
 from dorylus_hpc.comm.tags import Kind, tag
@@ -43,13 +43,22 @@ class Delivery:
     ghosts
         (start, stop): where they lie among the ghosts of `part`.
     pick
-        Which rows of the message they are; None for all of them, in order. For a source hosted here:
-        which local rows of the source.
+        Which rows of the message they are; None for all of them, in order.
     """
 
     part: int
     ghosts: tuple[int, int]
     pick: np.ndarray | None
+
+
+@dataclass(frozen=True, eq=False)
+class Copy:
+    """Rows `lids` of the hosted part `source` that are the ghosts `ghosts` of the hosted part `part`."""
+
+    source: int
+    lids: np.ndarray
+    part: int
+    ghosts: tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,13 +91,13 @@ class HaloPlan:
     outgoing, incoming
         Messages, in the order of their source parts.
     copies
-        Pairs (source part, delivery) inside this rank.
+        What needs no message: both parts are hosted here.
     """
 
     n_own: dict[int, int]
     outgoing: tuple[Outgoing, ...]
     incoming: tuple[Incoming, ...]
-    copies: tuple[tuple[int, Delivery], ...]
+    copies: tuple[Copy, ...]
 
     def rows_sent(self) -> int:
         """Return the number of rows this rank sends in one exchange."""
@@ -129,12 +138,13 @@ def plan_halo(rank: int, placement: Placement, adjacencies: Mapping[int, Adjacen
         for source, start, stop in zip(sources.tolist(), starts.tolist(), stops.tolist(), strict=True):
             blocks.setdefault(source, []).append((part, start, stop))
 
-    incoming, copies = [], []
+    incoming: list[Incoming] = []
+    copies: list[Copy] = []
     for source, wanted_by in sorted(blocks.items()):
         lists = [adjacencies[part].ghost_lid[start:stop] for part, start, stop in wanted_by]
         if source in adjacencies:
             copies += [
-                (source, Delivery(part, (start, stop), np.ascontiguousarray(lids, dtype=np.int32)))
+                Copy(source, np.ascontiguousarray(lids, dtype=np.int32), part, (start, stop))
                 for (part, start, stop), lids in zip(wanted_by, lists, strict=True)
             ]
             continue
@@ -209,11 +219,11 @@ class HaloExchange:
             buffer = self._stage("out", number, len(sent.lids), arrays[sent.source])
             pack_rows(arrays[sent.source], sent.lids, buffer)
             requests.append(self.comm.Isend([buffer, *_rows(buffer)], dest=sent.rank, tag=stamp))
-        for source, delivery in plan.copies:
-            pack_rows(arrays[source], delivery.pick, self._ghost_rows(arrays, delivery))
+        for copy in plan.copies:
+            pack_rows(arrays[copy.source], copy.lids, self._ghost_rows(arrays, copy))
         return PendingHalo(self, arrays, requests, unpack)
 
-    def _ghost_rows(self, arrays: Mapping[int, np.ndarray], delivery: Delivery) -> np.ndarray:
+    def _ghost_rows(self, arrays: Mapping[int, np.ndarray], delivery: Delivery | Copy) -> np.ndarray:
         n_own = self.plan.n_own[delivery.part]
         return arrays[delivery.part][n_own + delivery.ghosts[0] : n_own + delivery.ghosts[1]]
 
@@ -246,6 +256,7 @@ class PendingHalo:
         waited = wait_all(self._requests)
         for buffer, deliveries in self._unpack:
             for delivery in deliveries:
+                assert delivery.pick is not None  # all rows for one part: received in place
                 pack_rows(buffer, delivery.pick, self._exchange._ghost_rows(self._arrays, delivery))
         return waited
 

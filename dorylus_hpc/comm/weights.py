@@ -106,7 +106,7 @@ class WeightServer:
         self._receives: list[Request] = []
 
     def offer(self, version: int, flat: np.ndarray) -> None:
-        """Start to send a version to the graph servers bound to this rank; `flat` must stay until `collect`."""
+        """Start to send a version to the bound graph servers; `flat` must not change until `collect`."""
         stamp = tag(Kind.PULL, epoch=version)
         self._sends = [self._comm.Isend(flat, dest=client, tag=stamp) for client in self._clients]
 

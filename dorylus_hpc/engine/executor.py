@@ -1,7 +1,8 @@
 """Runs the tasks of this rank on its threads.
 
-Kernels and BLAS release the GIL, so plain threads do. Each dense task uses one BLAS thread, whatever
-`threads` is: a result then never depends on it.
+Kernels and BLAS release the GIL, so plain threads do. Inside a task everything runs on one thread, kernels
+and BLAS alike: parallel work is in the intervals, a result never depends on the number of threads, and no
+second pool of threads waits (and spins) beside this one.
 """
 
 from __future__ import annotations
@@ -29,10 +30,6 @@ class Executor:
         self.threads = threads
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="task") if threads > 1 else None
         self._blas = threadpool_limits(limits=1, user_api="blas")
-
-    def kernel_threads(self, n_tasks: int) -> int:
-        """Return the threads each of `n_tasks` concurrent tasks may use inside a kernel."""
-        return max(1, self.threads // max(1, n_tasks))
 
     def run(self, tasks: Sequence[Callable[[], _T]]) -> list[_T]:
         """Run all tasks, in any order, and return their results in the order given.

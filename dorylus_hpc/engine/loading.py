@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from cython_kernels import check_csr
 from scipy import sparse
 
+from cython_kernels import check_csr
 from dorylus_hpc.comm.failure import together
 from dorylus_hpc.comm.features import exchange_csr, exchange_dense
 from dorylus_hpc.comm.halo import HaloExchange, plan_halo

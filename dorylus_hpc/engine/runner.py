@@ -7,8 +7,9 @@ The runner owns what an epoch writes: the row tensors of every hosted part, and 
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Iterable
+from functools import partial
 
 import numpy as np
 
@@ -49,7 +50,7 @@ class Runner:
 
     Attributes
     ----------
-    seconds : Counter
+    seconds : dict
         Time spent by kind of stage, summed over tasks, and in ``wait``.
     sent_bytes : int
         Bytes of ghost rows sent so far for training.
@@ -69,7 +70,7 @@ class Runner:
         n_labelled: int = 1,
         trains: bool = True,
     ) -> None:
-        self.seconds: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         self.sent_bytes = 0
         self._graph, self._program, self._executor = graph, program, executor
         self._parts = {part.index: part for part in graph.parts}
@@ -122,8 +123,8 @@ class Runner:
             losses[task.part.index] += task.loss
         for index, total in self.gradients.items():
             total[...] = 0
-            for partial in self._partials[index]:
-                np.add(total, partial, out=total)
+            for gradient in self._partials[index]:
+                np.add(total, gradient, out=total)
         return np.array(list(losses.values()))
 
     def evaluate(self, weights: dict[str, np.ndarray]) -> None:
@@ -175,19 +176,14 @@ class Runner:
     def _run_wave(
         self, wave: Wave, weights: dict[str, np.ndarray], *, epoch: int, training: bool
     ) -> list[Task]:
-        threads = self._executor.kernel_threads(len(wave.spans))
-        tasks = [self._task(span, weights, epoch, training, threads) for span in wave.spans]
-        work: list[Callable[[], list[float]]] = [
-            lambda task=task: _run_stages(wave.stages, task) for task in tasks
-        ]
+        tasks = [self._task(span, weights, epoch, training) for span in wave.spans]
+        work = [partial(_run_stages, wave.stages, task) for task in tasks]
         for seconds in self._executor.run(work):
             for stage, spent in zip(wave.stages, seconds, strict=True):
                 self.seconds[stage.kind] += spent
         return tasks
 
-    def _task(
-        self, span: Span, weights: dict[str, np.ndarray], epoch: int, training: bool, threads: int
-    ) -> Task:
+    def _task(self, span: Span, weights: dict[str, np.ndarray], epoch: int, training: bool) -> Task:
         return Task(
             part=self._parts[span.part],
             rows=span.rows,
@@ -197,7 +193,6 @@ class Runner:
             epoch=epoch,
             training=training,
             n_labelled=self._n_labelled,
-            num_threads=threads,
         )
 
     def _exchange(self, stage: Stage, epoch: int) -> None:

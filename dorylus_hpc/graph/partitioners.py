@@ -153,13 +153,16 @@ def _metis(pattern: sp.csr_array, parts: int, seed: int) -> Any:
     wide = pymetis.zero_copy_dtype()
     uniform = pattern.data.min() == pattern.data.max()
     few = parts <= BISECTION_PARTS or pattern.shape[0] < BISECTION_BELOW * parts
-    cut = pymetis.part_graph(
-        parts,
-        pymetis.CSRAdjacency(pattern.indptr.astype(wide), pattern.indices.astype(wide)),
-        eweights=None if uniform else pattern.data.astype(wide),
-        recursive=few,
-        options=pymetis.Options(seed=seed % 2**31),
-    )
+    try:
+        cut = pymetis.part_graph(
+            parts,
+            pymetis.CSRAdjacency(pattern.indptr.astype(wide), pattern.indices.astype(wide)),
+            eweights=None if uniform else pattern.data.astype(wide),
+            recursive=few,
+            options=pymetis.Options(seed=seed % 2**31),
+        )
+    except (RuntimeError, MemoryError) as error:
+        raise InputError(f"--partitioner metis: METIS failed: {error}; use hash or range") from error
     return np.asarray(cut.vertex_part)
 
 

@@ -216,8 +216,9 @@ def _write_adjacency(group: h5py.Group, adjacency: Adjacency, symmetric: bool) -
 
 
 def _write(group: h5py.Group, name: str, array: np.ndarray, *, text: bool = False) -> None:
-    dtype: Any = h5py.string_dtype("utf-8", max(array.dtype.itemsize, 1)) if text else array.dtype
-    dataset = group.create_dataset(name, array.shape, dtype)
+    if text:
+        array = array.view(h5py.string_dtype("utf-8", array.dtype.itemsize))
+    dataset = group.create_dataset(name, array.shape, array.dtype)
     for rows in _slices(array.shape, array.dtype.itemsize):
         dataset[rows] = array[rows]
 
@@ -296,7 +297,7 @@ def _lock_hint(error: OSError) -> str:
 def _read_part(file: h5py.File, manifest: Manifest, index: int) -> Part:
     gid = _read(file, "gid")
     in_degree = _read(file, "in_degree")
-    in_edges = _read_adjacency(file["in_edges"])
+    in_edges = _read_adjacency(file["in_edges"], manifest.directed)
     return Part(
         index=index,
         gid=gid,
@@ -304,7 +305,7 @@ def _read_part(file: h5py.File, manifest: Manifest, index: int) -> Part:
         in_degree=in_degree,
         out_degree=_read(file, "out_degree") if manifest.directed else in_degree,
         in_edges=in_edges,
-        out_edges=_read_adjacency(file["out_edges"]) if manifest.directed else in_edges,
+        out_edges=_read_adjacency(file["out_edges"], True) if manifest.directed else in_edges,
         features=_read_features(file, len(gid), manifest),
         labels=_read(file, "labels"),
         split=_read(file, "split"),
@@ -326,8 +327,8 @@ def _read_features(file: h5py.File, n_own: int, manifest: Manifest) -> Any:
     return csr.narrow(*arrays, (n_own, manifest.features))
 
 
-def _read_adjacency(group: h5py.Group) -> Adjacency:
-    ghosts = {name: _read(group, name) for name in GHOST_ARRAYS if name in group}
+def _read_adjacency(group: h5py.Group, directed: bool) -> Adjacency:
+    ghosts = {name: _read(group, name) for name in GHOST_ARRAYS if directed or name != "ghost_out_degree"}
     ghosts.setdefault("ghost_out_degree", ghosts["ghost_in_degree"])
     ends, lids = _read(group, "send_indptr"), _read(group, "send_lid")
     peers = _read(group, "send_part").tolist()

@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from cython_kernels import relu_dropout_backward, softmax_cross_entropy
 
+from cython_kernels import relu_dropout_backward, softmax_cross_entropy
 from dorylus_hpc.nn.operands import DropoutKey, activate
 from dorylus_hpc.nn.params import ParamSpec
 from dorylus_hpc.nn.program import Program, RowTensor, Stage, Task
@@ -211,11 +211,11 @@ class _Layer:
     def gather_features(self, task: Task) -> None:
         dropped = self._features(task)
         x = task.part.features.x if dropped is None else dropped  # type: ignore[union-attr]
-        task.part.in_edges.aggregate(x, task.tensors[f"M{self.index}"], task.rows, task.num_threads)
+        task.part.in_edges.aggregate(x, task.tensors[f"M{self.index}"], task.rows)
 
     def gather_input(self, task: Task) -> None:
         h, m = task.tensors[f"H{self.index - 1}"], task.tensors[f"M{self.index}"]
-        task.part.in_edges.aggregate(h, m, task.rows, task.num_threads)
+        task.part.in_edges.aggregate(h, m, task.rows)
 
     def transform_input(self, task: Task) -> None:
         w, y = task.weights[f"W{self.index}"], task.tensors[f"Y{self.index}"]
@@ -226,7 +226,7 @@ class _Layer:
 
     def gather_transformed(self, task: Task) -> None:
         y, h = task.tensors[f"Y{self.index}"], task.tensors[f"H{self.index}"]
-        task.part.in_edges.aggregate(y, h, task.rows, task.num_threads)
+        task.part.in_edges.aggregate(y, h, task.rows)
         self._activate(task)
 
     def transform_aggregate(self, task: Task) -> None:
@@ -248,7 +248,6 @@ class _Layer:
             self.output_key,
             epoch=task.epoch,
             training=task.training,
-            num_threads=task.num_threads,
         )
 
     def loss(self, task: Task) -> None:
@@ -259,7 +258,6 @@ class _Layer:
             part.train_mask[rows],
             scale=1.0 / task.n_labelled,
             d_logits=task.block(f"dH{self.index}"),
-            num_threads=task.num_threads,
         )
 
     # Backward.
@@ -273,7 +271,6 @@ class _Layer:
                 task.block(f"H{self.index}"),
                 self.output_key.p,
                 out=d_h,
-                num_threads=task.num_threads,
             )
         bias_gradient(d_h, out=task.gradients[f"b{self.index}"])
 
@@ -289,11 +286,11 @@ class _Layer:
 
     def gather_input_backward(self, task: Task) -> None:
         d_m, d_h = task.tensors[f"dM{self.index}"], task.tensors[f"dH{self.index - 1}"]
-        task.part.out_edges.aggregate(d_m, d_h, task.rows, task.num_threads)
+        task.part.out_edges.aggregate(d_m, d_h, task.rows)
 
     def gather_transformed_backward(self, task: Task) -> None:
         d_h, d_y = task.tensors[f"dH{self.index}"], task.tensors[f"dY{self.index}"]
-        task.part.out_edges.aggregate(d_h, d_y, task.rows, task.num_threads)
+        task.part.out_edges.aggregate(d_h, d_y, task.rows)
 
     def transform_input_backward(self, task: Task) -> None:
         d_w = task.gradients[f"W{self.index}"]

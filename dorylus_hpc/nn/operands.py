@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from cython_kernels import bias_relu_dropout, dropout, dropout_csr, gather, gather_adjoint
 
+from cython_kernels import bias_relu_dropout, dropout, dropout_csr, gather, gather_adjoint
 from lambda_pkg.dense import apply_vertex
 
 
@@ -30,7 +30,7 @@ class EdgeOperand:
     row_scale: np.ndarray
     source_scale: np.ndarray
 
-    def aggregate(self, x: np.ndarray, out: np.ndarray, rows: tuple[int, int], num_threads: int) -> None:
+    def aggregate(self, x: np.ndarray, out: np.ndarray, rows: tuple[int, int]) -> None:
         """Write rows `rows` of the normalised aggregate of `x`, the self term included, to `out`."""
         n_own = len(self.indptr) - 1
         gather(
@@ -43,7 +43,6 @@ class EdgeOperand:
             source_scale=self.source_scale,
             self_weight=1.0,
             rows=rows,
-            num_threads=num_threads,
             validate=False,
         )
 
@@ -232,7 +231,6 @@ def activate(
     *,
     epoch: int,
     training: bool,
-    num_threads: int,
 ) -> None:
     """Apply bias, ReLU and (in training) the dropout of the next layer's input, in place."""
     bias_relu_dropout(
@@ -244,5 +242,4 @@ def activate(
         epoch=epoch,
         layer=key.layer,
         out=block,
-        num_threads=num_threads,
     )

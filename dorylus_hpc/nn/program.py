@@ -77,8 +77,6 @@ class Task:
         False in an evaluation: no dropout, no gradient.
     n_labelled
         Number of labelled training vertices in the whole graph: the loss is a mean over them.
-    num_threads
-        Threads a kernel may use inside this task.
     loss
         Sum of the loss over the interval's training vertices, written by the last forward stage.
     """
@@ -91,7 +89,6 @@ class Task:
     epoch: int
     training: bool
     n_labelled: int
-    num_threads: int = 1
     loss: float = 0.0
 
     def block(self, name: str) -> np.ndarray:

@@ -13,7 +13,7 @@ SETS = ("train", "val", "test")
 
 @dataclass(frozen=True)
 class Accuracies:
-    """Accuracies of one version of the weights, fractions; None where a set has no vertex.
+    """Accuracies of one version of the weights, fractions; None where unknown.
 
     Attributes
     ----------
@@ -24,9 +24,9 @@ class Accuracies:
     """
 
     epoch: int
-    train: float | None
-    val: float | None
-    test: float | None
+    train: float | None = None
+    val: float | None = None
+    test: float | None = None
 
 
 def accuracies(epoch: int, correct: Any, members: tuple[int, int, int]) -> Accuracies:

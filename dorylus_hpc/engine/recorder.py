@@ -1,0 +1,202 @@
+"""What rank 0 keeps of a run while it goes on, and writes when it ends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dorylus_hpc.comm.launch import library_name
+from dorylus_hpc.comm.roles import Roles
+from dorylus_hpc.config import TrainConfig
+from dorylus_hpc.engine.checkpoint import CHECKPOINT, SavedModel, save_model, weights_sha256
+from dorylus_hpc.files import atomic_path
+from dorylus_hpc.graph.feature_norm import ColumnStatistics
+from dorylus_hpc.graph.manifest import Manifest
+from dorylus_hpc.nn.params import FlatLayout
+from dorylus_hpc.report.metrics import Accuracies, History, MetricsFile, accuracies
+from dorylus_hpc.report.progress import Progress
+from dorylus_hpc.report.summary import build_summary, write_json
+
+
+class DivergedError(ArithmeticError):
+    """The training loss is no longer a finite number."""
+
+
+@dataclass
+class Account:
+    """What a rank reports of itself at the end.
+
+    Attributes
+    ----------
+    setup_seconds
+        From the start to the first epoch.
+    epoch_seconds
+        Of each epoch; empty on a parameter server.
+    task_seconds
+        By kind of task.
+    sent_bytes
+        Ghost rows sent for training.
+    peak_rss_bytes
+        The most memory the process held.
+    """
+
+    setup_seconds: float = 0.0
+    epoch_seconds: list[float] = field(default_factory=list)
+    task_seconds: dict[str, float] = field(default_factory=dict)
+    sent_bytes: int = 0
+    peak_rss_bytes: int = 0
+
+
+class Recorder:
+    """History, best weights and results; on rank 0 only.
+
+    Parameters
+    ----------
+    config
+        Of the run, resolved.
+    manifest
+        Of the graph.
+    layout
+        To tell tensors apart in a flat vector.
+    metrics, progress
+        Where each epoch is told.
+
+    Attributes
+    ----------
+    weights : dict
+        Flat ``best`` and ``last`` weights seen so far.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        manifest: Manifest,
+        layout: FlatLayout,
+        metrics: MetricsFile,
+        progress: Progress,
+    ) -> None:
+        self.weights: dict[str, np.ndarray] = {}
+        self._config, self._manifest, self._layout = config, manifest, layout
+        self._metrics, self._progress = metrics, progress
+        self._history = History()
+
+    def epoch(self, number: int, totals: np.ndarray, flat: np.ndarray, seconds: float) -> None:
+        """Note an epoch.
+
+        Parameters
+        ----------
+        number
+            From 1.
+        totals : ndarray, (4,)
+            Sum of the loss, and correct vertices by set, NaN if this epoch had no evaluation.
+        flat : ndarray
+            The weights these belong to: those before the epoch's update.
+        seconds
+            Wall time.
+
+        Raises
+        ------
+        DivergedError
+            The loss is NaN or infinite.
+        """
+        loss = float(totals[0]) / self._manifest.train
+        if not math.isfinite(loss):
+            raise DivergedError(
+                f"the training loss is {loss} in epoch {number}: try a lower --lr than {self._config.lr}"
+            )
+        self._history.losses.append(loss)
+        evaluated = not np.isnan(totals[1:]).any()
+        seen = self._evaluation(number - 1, totals[1:], flat) if evaluated else Accuracies(number - 1)
+        self._metrics.write(
+            epoch=number,
+            loss=loss,
+            train_accuracy=seen.train,
+            val_accuracy=seen.val,
+            test_accuracy=seen.test,
+            seconds=seconds,
+        )
+        self._progress.epoch(number, loss=loss, val=seen.val, test=seen.test)
+
+    def last(self, correct: np.ndarray, flat: np.ndarray) -> None:
+        """Note the evaluation of the final weights."""
+        self._evaluation(self._config.epochs, correct, flat)
+        self.weights["last"] = flat.copy()
+
+    def _evaluation(self, version: int, correct: np.ndarray, flat: np.ndarray) -> Accuracies:
+        """Note an evaluation, and keep its weights if they are the best so far."""
+        members = (self._manifest.train, self._manifest.validation, self._manifest.test)
+        seen = accuracies(version, correct, members)
+        if self._history.is_best(seen):
+            self.weights["best"] = flat.copy()
+        self._history.evaluations.append(seen)
+        return seen
+
+    def finish(
+        self, roles: Roles, accounts: Sequence[Account], columns: ColumnStatistics | None
+    ) -> tuple[dict[str, Any], dict[str, dict[str, np.ndarray]]]:
+        """Write checkpoint, configuration and summary.
+
+        Parameters
+        ----------
+        roles
+            Of all ranks.
+        accounts
+            Of all ranks, by rank.
+        columns
+            Feature statistics, if features were standardised.
+
+        Returns
+        -------
+        summary, weights
+            As written; weights by ``best`` and ``last``, then by name.
+        """
+        config, manifest, run_dir = self._config, self._manifest, Path(self._config.run_dir)
+        weights = {which: self._layout.views(flat) for which, flat in self.weights.items()}
+        times = [account.epoch_seconds for account in accounts if account.epoch_seconds]
+        self._history.seconds = [max(ranks) for ranks in zip(*times, strict=True)]
+        best = self._history.best
+        summary = build_summary(
+            graph=_describe_graph(manifest),
+            config=asdict(config),
+            ranks={
+                "graph_servers": roles.n_graph,
+                "parameter_servers": roles.n_parameter,
+                "threads": config.threads,
+                "mpi": library_name(),
+            },
+            history=self._history,
+            best=best,
+            setup_seconds=max(account.setup_seconds for account in accounts),
+            task_seconds=_sum_by_kind([account.task_seconds for account in accounts]),
+            peak_rss_bytes=[account.peak_rss_bytes for account in accounts],
+            ghost_bytes_per_epoch=sum(account.sent_bytes for account in accounts) // config.epochs,
+            weights_sha256=weights_sha256(weights["last"]),
+        )
+        model = SavedModel(
+            weights=weights,
+            epochs={"best": best.epoch, "last": config.epochs},
+            config=asdict(config),
+            features=manifest.features,
+            classes=manifest.classes,
+            columns=columns,
+        )
+        save_model(run_dir / CHECKPOINT, model)
+        with atomic_path(run_dir / "config.toml") as temporary:
+            temporary.write_text(config.to_toml(), encoding="utf-8")
+        write_json(run_dir / "summary.json", summary)
+        return summary, weights
+
+
+def _describe_graph(manifest: Manifest) -> dict[str, Any]:
+    names = ("name", "vertices", "edges", "features", "classes", "ghosts", "edge_cut")
+    return {name: getattr(manifest, name) for name in names} | {"parts": len(manifest.parts)}
+
+
+def _sum_by_kind(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    kinds = {kind for table in tables for kind in table}
+    return {kind: sum(table.get(kind, 0.0) for table in tables) for kind in kinds}
