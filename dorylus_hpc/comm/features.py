@@ -25,10 +25,11 @@ def ghost_counts(halo: HaloExchange, lengths: Mapping[int, np.ndarray]) -> dict[
     halo
         The direction whose ghosts are meant.
     lengths
-        By hosted part, (n_own + n_ghosts, 1), int64: own rows filled in.
+        By hosted part, (n_own + n_ghosts,), int64: own rows filled in.
     """
-    halo.begin(lengths).end()
-    return {part: column[:, 0] for part, column in lengths.items()}
+    columns = {part: column.astype(np.float64)[:, None] for part, column in lengths.items()}  # exact to 2^53
+    halo.begin(columns).end()
+    return {part: column[:, 0].astype(np.int64) for part, column in columns.items()}
 
 
 def exchange_csr(
@@ -52,8 +53,8 @@ def exchange_csr(
     """
     lengths = {}
     for part, own in rows.items():
-        lengths[part] = np.zeros((own.shape[0] + n_ghosts[part], 1), np.int64)
-        lengths[part][: own.shape[0], 0] = np.diff(own.indptr)
+        lengths[part] = np.zeros(own.shape[0] + n_ghosts[part], np.int64)
+        lengths[part][: own.shape[0]] = np.diff(own.indptr)
     counts = ghost_counts(halo, lengths)
 
     stamp = tag(Kind.FEATURES)
