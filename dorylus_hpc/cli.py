@@ -58,7 +58,10 @@ def run_entry_point(
     def main() -> None:
         quiet = contextlib.redirect_stdout(io.StringIO())
         with contextlib.nullcontext() if comm.Get_rank() == 0 else quiet:
-            options = together(comm, lambda: parse(arguments))
+            try:
+                options = together(comm, lambda: parse(arguments))
+            except SystemExit:  # help was asked for, of every rank alike
+                return
         run(comm, options)
 
     return run_program(comm, program, main)

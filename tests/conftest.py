@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
+
+# The asserts of these shared modules explain themselves as those of the tests do.
+pytest.register_assert_rewrite("distributed", "graphs")
 
 # The same examples in every run and on every rank, and no deadline: the machine may be busy.
 settings.register_profile("dorylus", deadline=None, derandomize=True, database=None)

@@ -27,7 +27,10 @@ LAYERS = {
     **{f"dorylus_hpc.{name}": 1 for name in ("config", "errors", "files", "graph", "report")},
     **{f"dorylus_hpc.{name}": 2 for name in ("nn", "comm", "serverless")},
     "dorylus_hpc.engine": 3,
-    **{f"dorylus_hpc.{name}": 4 for name in ("prepare", "train", "predict", "plan", "deploy", "api", "cli", "sources")},
+    **{
+        f"dorylus_hpc.{name}": 4
+        for name in ("prepare", "train", "predict", "plan", "deploy", "api", "cli", "sources")
+    },
     "dorylus_hpc": 4,  # __init__.py: offers what api offers
 }
 STRANGERS = {0, 2}

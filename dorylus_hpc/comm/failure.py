@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
+from dorylus_hpc.comm.waiting import wait_all
 from dorylus_hpc.errors import InputError
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ def together(comm: Intracomm, step: Callable[[], _T]) -> _T:
     comm
         The ranks that call.
     step
-        Must not communicate: a rank whose step fails does not take part in what it would have sent.
+        Must not communicate, since a rank whose step fails no longer takes part; or only with ranks that
+        fail alike, as in a *together* block of its own.
 
     Returns
     -------
@@ -56,6 +58,7 @@ def together(comm: Intracomm, step: Callable[[], _T]) -> _T:
         value = step()
     except InputError as error:
         problem = str(error)
+    wait_all([comm.Ibarrier()])  # one rank's step may take minutes: the others must not spin meanwhile
     problems = [text for text in comm.allgather(problem) if text is not None]
     if problems:
         raise AgreedError(problems[0])

@@ -107,26 +107,24 @@ def train(comm: Intracomm, config: TrainConfig, folder: Path, *, progress: bool 
     servers = cast("Intracomm", comm.Split(color=int(roles.is_graph_server), key=roles.rank))
     with ExitStack() as stack:
         stack.callback(servers.Free)
-        account, recorder, columns = Account(), None, None
-        if roles.is_graph_server:
-            executor = stack.enter_context(Executor(config.threads))
-            if servers.Get_rank() == 0:
-                recorder = _recorder(plan, stack, progress=progress)
-            graph_server = GraphServer(servers, plan, folder, executor, service)
-            columns = graph_server.columns
-            account.setup_seconds = time.perf_counter() - started
-            if recorder is not None and progress:
-                print(plan.describe(), flush=True)
+        executor = stack.enter_context(Executor(config.threads))
+        graph_server = together(
+            comm,
+            lambda: GraphServer(servers, plan, folder, executor, service) if roles.is_graph_server else None,
+        )
+        account = Account(setup_seconds=time.perf_counter() - started)
+        recorder = _recorder(plan, stack, progress=progress) if roles.rank == 0 else None
+        if graph_server is not None:
             graph_server.run(account, recorder)
-        else:
-            account.setup_seconds = time.perf_counter() - started
-            assert service is not None
+        elif service is not None:
             service.serve(config.epochs)
         if service is not None:
             account.task_seconds["WU"] = service.update_seconds
         account.peak_rss_bytes = peak_rss_bytes()
         accounts = comm.gather(account)
-        outcome = recorder.finish(roles, accounts, columns) if recorder is not None and accounts else None
+        outcome = None
+        if recorder is not None and accounts is not None and graph_server is not None:
+            outcome = recorder.finish(roles, accounts, graph_server.columns)
         summary, weights = comm.bcast(outcome)
     return TrainingResult(Path(config.run_dir), summary, weights)
 
@@ -207,6 +205,8 @@ def _weight_service(plan: Plan) -> WeightService:
 
 
 def _recorder(plan: Plan, stack: ExitStack, *, progress: bool) -> Recorder:
+    if progress:
+        print(plan.describe(), flush=True)
     metrics = stack.enter_context(MetricsFile(Path(plan.config.run_dir) / "metrics.jsonl"))
     shown = stack.enter_context(Progress(plan.config.epochs, shown=progress))
     return Recorder(plan.config, plan.manifest, plan.layout, metrics, shown)
