@@ -39,6 +39,11 @@ GROUPS = [
 SERVERS = [pytest.param(p, id=f"servers{p}", marks=pytest.mark.ranks(p + 1)) for p in range(MOST_SERVERS + 1)]
 
 
+def all_ranks(comm, servers=0):
+    """Return (graph servers, parameter servers) for the whole job, the most if it is a large one."""
+    return min(comm.size - servers, MOST_GRAPH_SERVERS), servers
+
+
 def fitting(size):
     """Return the groups (graph servers, parameter servers) that `size` ranks have room for."""
     return [group.values for group in GROUPS if sum(group.values) <= size]

@@ -1,0 +1,76 @@
+"""Invariant 2: for one prepared folder every bit is the same, whatever ranks and threads it is trained on."""
+
+from __future__ import annotations
+
+import graphs
+import numpy as np
+import pytest
+from distributed import all_ranks, fitting, prepare, train
+
+RUNS = {
+    "dense": (
+        {"features": 20},
+        {"layers": 3, "hidden": 12, "input_dropout": 0.2, "intervals": 3, "feature_norm": "standard"},
+    ),
+    "sparse": (
+        {"features": 30, "sparse": True},
+        {"hidden": 8, "input_dropout": 0.4, "intervals": 2, "feature_norm": "row", "decay_scope": "all"},
+    ),
+    "one layer, float64": ({"features": 9}, {"layers": 1, "intervals": 5, "dtype": "float64"}),
+    "plain descent": ({"features": 9, "classes": 8}, {"hidden": 5, "optimizer": "sgd", "lr": 0.5}),
+}
+
+
+def outcome(result):
+    """Return all that must not differ between runs."""
+    summary = result.summary
+    kept = ("weights_sha256", "loss", "best_epoch", "train_accuracy", "val_accuracy", "test_accuracy")
+    tensors = {
+        f"{which} {name}": tensor.tobytes()
+        for which, by_name in result.weights.items()
+        for name, tensor in by_name.items()
+    }
+    return {name: summary[name] for name in kept} | tensors
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_any_ranks_and_threads(comm, shared_tmp_path, run):
+    build, options = RUNS[run]
+    graph = graphs.directed_random(90, 500, **build)
+    folder = prepare(comm, graph, shared_tmp_path / "graph", parts=4)
+    want = None
+    for number, (graph_servers, servers) in enumerate([*fitting(comm.size), all_ranks(comm)]):
+        for threads in (1, 2):
+            run_dir = shared_tmp_path / f"run{number}{threads}"
+            result = train(
+                comm, graph_servers, servers, folder, run_dir, epochs=8, threads=threads, **options
+            )
+            if result is None:
+                continue
+            assert result.summary["ranks"]["graph_servers"] == graph_servers
+            assert result.summary["ranks"]["parameter_servers"] == servers
+            got = outcome(result)
+            want = want or got
+            assert got == want, (graph_servers, servers, threads)
+
+
+def test_same_on_every_rank(comm, shared_tmp_path):
+    folder = prepare(comm, graphs.directed_random(), shared_tmp_path / "graph", parts=comm.size)
+    result = train(comm, comm.size, 0, folder, shared_tmp_path / "run", epochs=3)
+    first = comm.bcast(outcome(result))
+    assert outcome(result) == first
+
+
+@pytest.mark.ranks(2)
+def test_seed_and_intervals_count(comm, shared_tmp_path):
+    """What may change bits does: the comparisons above are not of constants."""
+    folder = prepare(comm, graphs.directed_random(90, 500), shared_tmp_path / "graph", parts=4)
+    base = {"epochs": 4, "intervals": 2, "seed": 1}
+    seen = []
+    for number, change in enumerate([{}, {"seed": 2}, {"intervals": 3}]):
+        result = train(comm, *all_ranks(comm), folder, shared_tmp_path / f"run{number}", **base | change)
+        if result is None:
+            return
+        seen.append(result.summary["weights_sha256"])
+        np.testing.assert_allclose(result.summary["loss"][0], 1.1, atol=0.5)
+    assert len(set(seen)) == 3

@@ -1,0 +1,112 @@
+"""The stage program of a GCN: which stages, in which order, fused how."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dorylus_hpc.engine.schedule import Exchange, Wave, nopipe
+from dorylus_hpc.nn.gcn import gcn_program
+from dorylus_hpc.nn.program import Program, Stage, fuse
+
+
+def program(**changes: Any) -> Program:
+    settings: dict[str, Any] = {
+        "n_features": 100,
+        "hidden": [16],
+        "n_classes": 7,
+        "sparse_features": False,
+        "dropout": 0.5,
+        "input_dropout": 0.0,
+        "weight_decay": 1e-3,
+        "decay_scope": "first",
+        "seed": 0,
+    }
+    return gcn_program(**settings | changes)
+
+
+def words(groups: Any) -> list[str]:
+    return [" ".join(f"{stage.kind}{stage.layer}" for stage in group) for group in groups]
+
+
+def test_constant_input_is_aggregated_once() -> None:
+    model = program()
+    assert model.orders == ("aggregate-first", "transform-first")
+    assert words(model.setup_groups()) == ["GA1"]
+    assert words(model.training_groups()) == [
+        "AV1 AV2",
+        "SC2",
+        "GA2 AV2 dAV2",
+        "dSC2",
+        "dGA2 dAV2 dAV1 dAV1",
+    ]
+    assert words(model.evaluation_groups()) == ["AV1 AV2", "SC2", "GA2"]
+
+
+def test_sparse_input_is_transformed_first_and_its_forward_never_exchanges() -> None:
+    model = program(sparse_features=True, input_dropout=0.5)
+    assert model.orders == ("transform-first", "transform-first")
+    assert model.setup == ()
+    assert words(model.training_groups()) == [
+        "AV1 AV1",
+        "GA1 AV2",
+        "SC2",
+        "GA2 AV2 dAV2",
+        "dSC2",
+        "dGA2 dAV2 dAV1",
+        "dSC1",
+        "dGA1 dAV1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("features", "hidden", "order"),
+    [(48, 16, "aggregate-first"), (49, 16, "transform-first"), (16, 16, "aggregate-first")],
+)
+def test_dropped_dense_input_takes_the_order_with_fewer_columns(
+    features: int, hidden: int, order: str
+) -> None:
+    # Aggregate-first gathers f_in; transform-first gathers f_out twice and sends it once.
+    assert program(n_features=features, hidden=[hidden], input_dropout=0.1).orders[0] == order
+
+
+def test_hidden_layers_take_the_narrower_side() -> None:
+    model = program(hidden=[8, 32], n_classes=40)
+    assert model.orders == ("aggregate-first",) * 3
+    assert {name for name, tensor in model.tensors.items() if tensor.ghosts == "in"} == {"H1", "H2"}
+    assert {name for name, tensor in model.tensors.items() if tensor.ghosts == "out"} == {"dM2", "dM3"}
+    assert model.tensors["dM3"].width == 32
+
+
+def test_decay_is_on_weight_matrices_of_the_chosen_layers() -> None:
+    decays = {spec.name: spec.decay for spec in program(decay_scope="all").params}
+    assert decays == {"W1": 1e-3, "b1": 0.0, "W2": 1e-3, "b2": 0.0}
+    assert {spec.name for spec in program().params if spec.decay} == {"W1"}
+
+
+def test_evaluation_differs_only_where_dropout_acts() -> None:
+    assert program().differs_in_evaluation
+    assert not program(dropout=0.0).differs_in_evaluation
+    assert not program(hidden=[], dropout=0.5).differs_in_evaluation  # no hidden layer to drop
+    assert program(hidden=[], dropout=0.0, input_dropout=0.1).differs_in_evaluation
+
+
+def test_stages_that_cover_ghosts_are_not_fused_with_others() -> None:
+    def nothing(task: Any) -> None: ...
+
+    covering = Stage("AV", 1, nothing, covers_ghosts=True)
+    plain = Stage("AV", 2, nothing)
+    assert fuse([covering, covering, plain, plain]) == ((covering, covering), (plain, plain))
+
+
+def test_nopipe_runs_every_interval_of_every_part_and_ghosts_where_covered() -> None:
+    model = program(sparse_features=True, input_dropout=0.5)
+    intervals = {3: ((0, 2), (2, 5)), 4: (), 5: ((0, 1),)}
+    steps = list(nopipe(model.training_groups(), intervals, {3: (5, 9), 4: (0, 0), 5: (1, 4)}))
+    first, second = steps[:2]
+    assert isinstance(first, Wave) and isinstance(second, Wave)
+    own = [(3, 0, (0, 2)), (3, 1, (2, 5)), (5, 0, (0, 1))]
+    assert [(s.part, s.interval, s.rows) for s in second.spans] == own
+    assert [(s.part, s.interval, s.rows) for s in first.spans] == [*own, (3, -1, (5, 9)), (5, -1, (1, 4))]
+    assert [step.stage.tensor for step in steps if isinstance(step, Exchange)] == ["Y2", "dH2", "dH1"]
