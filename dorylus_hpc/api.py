@@ -17,7 +17,7 @@ from dorylus_hpc.engine.trainer import TrainingResult
 from dorylus_hpc.engine.trainer import train as run_training
 from dorylus_hpc.errors import InputError
 from dorylus_hpc.graph.data import GraphData
-from dorylus_hpc.sources import GRAPH_FOLDER, prepared_folder
+from dorylus_hpc.sources import GRAPH_FOLDER, open_source, prepared_folder
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -77,9 +77,23 @@ def train_on(
 ) -> TrainingResult:
     """Prepare what is to be prepared, and train. Collective; see `fit`."""
     roles = together(comm, lambda: assign_roles(comm, config.servers))
+    source = _open_source(comm, data)
     run_dir = Path(comm.bcast(together(comm, lambda: _make_run_dir(comm, config))))
-    folder = prepared_folder(comm, data, run_dir, parts=roles.n_graph, report=progress)
+    folder = prepared_folder(comm, source, run_dir, parts=roles.n_graph, report=progress)
     return run_training(comm, replace(config, run_dir=str(run_dir)), folder, progress=progress)
+
+
+def _open_source(comm: Intracomm, data: str | Path | GraphData | None) -> Path | GraphData | None:
+    """Read what rank 0 was given; None on the other ranks. Collective."""
+
+    def read() -> Path | GraphData | None:
+        if comm.Get_rank() != 0:
+            return None
+        if data is None:
+            raise InputError("data is missing on rank 0: name a prepared folder, a FILE.npz, or a data set")
+        return open_source(data)
+
+    return together(comm, read)
 
 
 def _make_run_dir(comm: Intracomm, config: TrainConfig) -> str:
@@ -144,5 +158,6 @@ def predict(
         if data is None:
             own = run_dir / GRAPH_FOLDER
             data = own if own.is_dir() else model.config["data"]
-        folder = prepared_folder(comm, data, run_dir / "prediction", parts=comm.Get_size())
+        source = _open_source(comm, data)
+        folder = prepared_folder(comm, source, run_dir / "prediction", parts=comm.Get_size())
         return run_prediction(comm, model, weights, folder)

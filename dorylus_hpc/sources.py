@@ -16,23 +16,38 @@ if TYPE_CHECKING:
 GRAPH_FOLDER = "graph"
 
 
+def open_source(data: str | Path | GraphData) -> Path | GraphData:
+    """Return the graph that `data` names, or the folder if it is prepared already.
+
+    Raises
+    ------
+    InputError
+        There is no such data, or something is wrong with it.
+    """
+    if isinstance(data, GraphData):
+        return data
+    if Path(data).is_dir():
+        read_manifest(data)
+        return Path(data)
+    return load_graph(data)
+
+
 def prepared_folder(
     comm: Intracomm,
-    data: str | Path | GraphData | None,
+    source: Path | GraphData | None,
     scratch: Path,
     *,
     parts: int,
     report: bool = False,
 ) -> Path:
-    """Return a prepared folder for `data`, making one where it is not one yet. Collective.
+    """Return a prepared folder for a source, making one where it is not one yet. Collective.
 
     Parameters
     ----------
     comm
         All ranks; the first prepares.
-    data
-        A prepared folder, the path of a graph, the name of a data set, or a graph in memory. Only the
-        first rank's counts.
+    source
+        From `open_source`; only the first rank's counts.
     scratch
         Where to prepare: in the folder ``graph`` in it, which all ranks must be able to read.
     parts
@@ -43,26 +58,18 @@ def prepared_folder(
     Raises
     ------
     AgreedError
-        The data cannot be used, on all ranks.
+        The graph cannot be prepared, on all ranks.
     """
 
-    def prepare() -> str:
-        if comm.Get_rank() != 0:
-            return ""
-        assert data is not None
-        if not isinstance(data, GraphData) and Path(data).is_dir():
-            read_manifest(data)
-            return str(data)
-        graph = data if isinstance(data, GraphData) else load_graph(data)
-        prepare_folder(
-            graph,
-            scratch / GRAPH_FOLDER,
-            parts=parts,
-            report=print if report else _silent,
-        )
-        return str(scratch / GRAPH_FOLDER)
+    def prepare() -> Path | None:
+        if comm.Get_rank() != 0 or source is None or isinstance(source, Path):
+            return source if isinstance(source, Path) else None
+        prepare_folder(source, scratch / GRAPH_FOLDER, parts=parts, report=print if report else _silent)
+        return scratch / GRAPH_FOLDER
 
-    return Path(comm.bcast(together(comm, prepare)))
+    folder = comm.bcast(together(comm, prepare))
+    assert folder is not None
+    return Path(folder)
 
 
 def _silent(*words: object) -> None:
