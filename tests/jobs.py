@@ -15,7 +15,9 @@ from pathlib import Path
 from run_mpi import ROOT, end
 
 SECONDS = 60  # a job that takes longer hangs
-_LAUNCHER = r"^(-+|prterun .*|mpirun .*|mpiexec .*|thus .*|.*Process name:.*|.*Exit code:.*|\[(warn|[\w.-]+:\d+)\] .*|\s*)$"
+_LAUNCHER = re.compile(
+    r"-+|\s*|(prterun|mpirun|mpiexec|thus) .*|.*(Process name|Exit code):.*|\[(warn|[\w.-]+:\d+)\] .*"
+)
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Ended:
     @property
     def lines(self) -> list[str]:
         """Lines on stderr that are not the launcher's own."""
-        return [line for line in self.err.replace("\x00", "").splitlines() if not re.match(_LAUNCHER, line)]
+        return [line for line in self.err.replace("\x00", "").splitlines() if not _LAUNCHER.fullmatch(line)]
 
 
 def launch(
