@@ -21,7 +21,7 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"prepare: error: {message} (see prepare --help)\n")
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="prepare", description=__doc__.split(": ", 1)[1] if __doc__ else None, allow_abbrev=False
     )
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     int
         Exit status: 0, or 2 for wrong input.
     """
-    options = _parser().parse_args(argv)
+    options = build_parser().parse_args(argv)
     try:
         graph = load_graph(options.input, split=options.split, seed=options.seed)
         prepare_folder(
