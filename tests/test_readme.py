@@ -1,71 +1,244 @@
-"""The README says what the code does."""
+"""README.md agrees with the programs: options, commands, Python examples, results, files."""
 
 from __future__ import annotations
 
+import io
+import json
+import os
 import re
+import shlex
+import subprocess
+import sys
+import textwrap
+from contextlib import redirect_stdout
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from jobs import launch
-from run_mpi import ROOT
 
-from dorylus_hpc.config import train_parser
-from dorylus_hpc.prepare import build_parser
-from dorylus_hpc.report.metrics import Accuracies, History
-from dorylus_hpc.report.summary import build_summary
+from bench import accuracy, epoch_time
+from dorylus_hpc import predict, prepare
+from dorylus_hpc.config import UNAVAILABLE_OPTIONS, UNAVAILABLE_VALUES, TrainConfig, parse_train
 
+ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+PARSERS = {
+    "prepare": lambda arguments: prepare._parser().parse_args(arguments),
+    "train": lambda arguments: parse_train(arguments, "train"),
+    "predict": predict._parse,
+    "bench.accuracy": accuracy.parser().parse_args,
+    "bench.epoch_time": epoch_time.parser().parse_args,
+}
+SHORTEST = {
+    "prepare": ["graph.npz", "-o", "folder", "--parts", "1"],
+    "train": ["--data", "digits"],
+    "predict": ["--run-dir", "run", "--data", "digits", "-o", "file.npz"],
+}
+TOOLS = {"ruff", "mypy", "python"}
 
 
-def section(title):
-    return re.split(r"^##+ ", TEXT.split(title, 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+def blocks(language):
+    return re.findall(rf"^```{language}\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 
 
-def flags(parser):
-    shown = [action for action in parser._actions if action.help != "==SUPPRESS=="]
-    return {flag for action in shown for flag in action.option_strings if flag.startswith("--")} - {"--help"}
+def table(first_cell):
+    """Give the rows, as lists of cells, of the table whose head starts with a cell; group titles left out."""
+    lines = iter(TEXT.splitlines())
+    next(line for line in lines if line.startswith(f"| {first_cell} |"))
+    next(lines)  # the line of dashes
+    rows = []
+    for line in lines:
+        if not line.startswith("|"):
+            return rows
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        if not cells[0].startswith("**"):
+            rows.append(cells)
+    return rows
 
 
-def test_it_opens_with_the_two_commands():
-    commands = [line.split("#")[0].strip() for line in TEXT.splitlines() if line.startswith("    ")]
-    assert commands[:2] == ["./mpirun.sh", "./mpirun.sh test"]
+def code(cell):
+    return re.findall(r"`([^`]+)`", cell)
 
 
-@pytest.mark.parametrize(
-    ("title", "parser"),
-    [("## Training", train_parser("train")), ("### What `prepare` checks", build_parser())],
-)
-def test_tables_of_options_are_complete(title, parser):
-    rows = [line.split("|")[1] for line in section(title).splitlines() if line.startswith("| `--")]
-    named = set(re.findall(r"--[a-z-]+", " ".join(rows)))
-    assert named == flags(parser) - {"--output"}
+def help_of(program):
+    with redirect_stdout(io.StringIO()) as printed, pytest.raises(SystemExit) as ended:
+        PARSERS[program](["--help"])
+    assert ended.value.code == 0
+    return printed.getvalue()
 
 
-def test_keys_of_the_summary_are_listed():
-    evaluation = Accuracies(0)
-    summary = build_summary(
-        graph={},
-        config={},
-        ranks={},
-        history=History([1.0], [1.0], [evaluation]),
-        best=evaluation,
-        setup_seconds=0.0,
-        task_seconds={},
-        peak_rss_bytes=[],
-        ghost_bytes_per_epoch=0,
-        weights_sha256="",
+def commands():
+    return [
+        shlex.split(line) for block in blocks("sh") for line in block.splitlines() if not line.startswith("#")
+    ]
+
+
+# ---- options ----
+
+
+@pytest.mark.parametrize("program", SHORTEST)
+def test_options_are_those_of_help(program):
+    shown = re.findall(r"^  (?:-\w(?: [\w.]+)?, )?(--[\w-]+)", help_of(program), re.MULTILINE)
+    told = [flag for row in table(f"option of `{program}`") for flag in code(row[0]) if flag.startswith("--")]
+    assert sorted(told) == sorted(set(shown) - {"--help"})
+
+
+@pytest.mark.parametrize("program", SHORTEST)
+def test_defaults(program):
+    defaults = vars(PARSERS[program](SHORTEST[program]))
+    for flags, default, _ in table(f"option of `{program}`"):
+        name = code(flags)[-1].removeprefix("--").replace("-", "_")
+        if name not in [word.strip("-").replace("-", "_") for word in SHORTEST[program]] and default:
+            assert str(defaults[name]) == default, name
+
+
+def test_what_train_refuses_by_name():
+    start = TEXT.index("Refused by name")
+    told = set(re.findall(r"`--([a-z-]+(?: [a-z-]+)?)`", TEXT[start : TEXT.index("\n\n", start)]))
+    values = {f"{name} {value}" for name, refused in UNAVAILABLE_VALUES.items() for value in refused}
+    assert told == {name.replace("_", "-") for name in UNAVAILABLE_OPTIONS} | values
+
+
+# ---- commands ----
+
+
+def without_settings(words):
+    """Leave out what stands before the command: variables."""
+    return words[next(at for at, word in enumerate(words) if "=" not in word) :]
+
+
+def started(words):
+    """Split a command into ranks, program and its arguments; the program is None where there is none of ours."""
+    words = without_settings(words)
+    ranks = 1
+    launcher, *rest = words
+    if rest[:1] == ["-n"] and Path(launcher).name.startswith("mpirun"):
+        ranks, rest = int(rest[1]), rest[2:]
+    if launcher == "./mpirun.sh":
+        program, *arguments = rest or ["demo"]
+        return ranks, program if program in PARSERS else None, arguments
+    if launcher == "mpirun":
+        launcher, *rest = rest
+    if launcher == "python" and rest[0] == "-m":
+        return ranks, rest[1].removeprefix("dorylus_hpc."), rest[2:]
+    tool = Path(launcher)
+    assert (
+        launcher == "source"
+        or (tool.parent == Path(".venv/bin") and tool.name in TOOLS)
+        or (launcher == "bash" and (ROOT / rest[0]).is_file())
+    ), words
+    return ranks, None, rest
+
+
+def test_commands_are_right_one_after_the_other(tmp_path, monkeypatch):
+    """Every command is accepted, and finds what an earlier one, or an example, has made."""
+    monkeypatch.chdir(tmp_path)
+    graphs = {"digits": None, "DIR/debian12_packages.npz": None}  # with the parts of prepared ones
+    graphs |= dict.fromkeys(re.findall(r'np\.savez\(\s*"([^"]+)"', "".join(blocks("python"))))
+    runs = set()
+    seen = set()
+    for words in commands():
+        ranks, program, arguments = started(words)
+        if program is None or "--help" in arguments:
+            continue
+        if "--config" in arguments:
+            path = Path(arguments[arguments.index("--config") + 1])
+            assert str(path.parent) in runs, words
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(TrainConfig().to_toml().replace('data = ""', 'data = "graph.npz"'))
+        options = PARSERS[program](arguments)
+        seen.add(program)
+        if program == "prepare":
+            assert options.input in graphs, words
+            graphs[options.output] = options.parts
+        if program in ("train", "predict"):
+            assert options.data in graphs, words
+            parts = graphs[options.data]
+            assert parts is None or ranks - getattr(options, "servers", 0) <= parts, words
+        if program == "train":
+            runs.add(options.run_dir)
+        if program == "predict":
+            assert str(options.run_dir) in runs, words
+    assert seen == set(PARSERS)
+
+
+def test_commands_of_the_script_are_accepted():
+    scripted = [without_settings(words) for words in commands() if "./mpirun.sh" in words]
+    for _, *arguments in scripted:
+        if {"setup", "test"} & set(arguments):
+            assert arguments[0] in ("setup", "test")
+            continue
+        command = [ROOT / "mpirun.sh", "--no-setup", "--dry-run", *arguments]
+        environment = {**os.environ, "DORYLUS_PYTHON": sys.executable}
+        result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        assert result.returncode == 0, (arguments, result.stderr)
+
+
+def test_opens_with_the_two_commands():
+    assert re.findall(r"^    (\S.*)$", TEXT, re.MULTILINE)[:2] == ["./mpirun.sh", "./mpirun.sh test"]
+
+
+# ---- examples, and what they leave ----
+
+
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory):
+    """Run all Python examples, one after the other in one process of its own, in an empty folder."""
+    folder = tmp_path_factory.mktemp("examples")
+    script = folder / "examples.py"
+    script.write_text("\n\n".join(blocks("python")), encoding="utf-8")
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    result = subprocess.run(
+        [sys.executable, script],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
-    text = section("**What a run leaves**")
-    assert [key for key in summary if f"`{key}`" not in text] == []
+    run_dir = folder / "runs" / "example"
+    return SimpleNamespace(result=result, folder=folder, run_dir=run_dir)
 
 
-def test_every_file_of_the_map_exists():
-    files = re.findall(r"`([\w/]+\.\w+)`", section("## Where each idea lives"))
-    assert len(files) > 20
-    assert [file for file in files if not (ROOT / file).is_file()] == []
+def test_python_examples_run(examples):
+    assert examples.result.returncode == 0, examples.result.stderr
+    assert (examples.folder / "graph.npz").is_file()
+    assert "(600, 3)" in examples.result.stdout
 
 
-def test_examples_run(tmp_path):
-    for block in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL):
-        ended = launch(0, ["-c", block], cwd=tmp_path)
-        assert ended.status == 0, ended.err
-    assert (tmp_path / "runs" / "example" / "summary.json").is_file()
+def test_keys_of_the_summary(examples):
+    summary = json.loads((examples.run_dir / "summary.json").read_text())
+    told = {key: code(row[1]) for row in table("key of `summary.json`") for key in code(row[0])}
+    assert set(told) == set(summary)
+    for key, inside in told.items():
+        if inside or (isinstance(summary[key], dict) and key != "config"):
+            assert set(inside) == set(summary[key]), key
+
+
+def test_files_of_a_run(examples):
+    rows = {code(row[0])[0]: row[1] for row in table("file in the run's folder")}
+    left = {path.name + "/" * path.is_dir() for path in examples.run_dir.iterdir()}
+    assert set(rows) == left
+    line = json.loads((examples.run_dir / "metrics.jsonl").read_text().splitlines()[0])
+    assert set(code(rows["metrics.jsonl"])) == set(line)
+
+
+# ---- places ----
+
+
+def test_files_of_the_map_exist():
+    files = [path for row in table("idea") for path in code(row[1])]
+    assert len(files) > 40
+    assert [path for path in files if not (ROOT / path).is_file()] == []
+
+
+def test_links_lead_to_headings():
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", TEXT, flags=re.M | re.S), re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    assert set(re.findall(r"\]\(#([^)]+)\)", TEXT)) <= anchors
+
+
+def test_lines_are_not_too_long():
+    prose = re.sub(r"^\|.*$", "", TEXT, flags=re.MULTILINE)
+    assert [textwrap.shorten(line, 60) for line in prose.splitlines() if len(line) > 120] == []
