@@ -118,7 +118,7 @@ def _make_run_dir(comm: Intracomm, config: TrainConfig) -> str:
     return str(path)
 
 
-def predict(
+def infer(
     run_dir: str | Path,
     data: str | Path | GraphData | None = None,
     *,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dorylus_hpc.api import predict
+from dorylus_hpc.api import infer
 from dorylus_hpc.cli import run_entry_point
 from dorylus_hpc.comm.launch import start_mpi
 from dorylus_hpc.config import make_parser
@@ -44,7 +44,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _run(comm: Intracomm, options: argparse.Namespace) -> None:
-    predictions = predict(options.run_dir, options.data, comm=comm, weights=options.weights)
+    predictions = infer(options.run_dir, options.data, comm=comm, weights=options.weights)
     if predictions is not None:
         write_predictions(options.output, predictions.ids, predictions.classes, predictions.probabilities)
         print(f"{len(predictions.ids)} predictions are in {options.output}")

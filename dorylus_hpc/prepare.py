@@ -22,6 +22,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = _Parser(
         prog="prepare", description=__doc__.split(": ", 1)[1] if __doc__ else None, allow_abbrev=False
     )

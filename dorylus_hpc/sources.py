@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dorylus_hpc.comm.failure import together
+from dorylus_hpc.errors import InputError
 from dorylus_hpc.graph.data import GraphData
 from dorylus_hpc.graph.manifest import read_manifest
 from dorylus_hpc.graph.preparation import load_graph, prepare_folder
@@ -26,7 +27,11 @@ def open_source(data: str | Path | GraphData) -> Path | GraphData:
     """
     if isinstance(data, GraphData):
         return data
-    if Path(data).is_dir():
+    try:
+        is_folder = Path(data).is_dir()
+    except OSError as error:  # no permission to look there, or too long a name
+        raise InputError(f"--data {data}: cannot be read: {error.strerror}") from error
+    if is_folder:
         read_manifest(data)
         return Path(data)
     return load_graph(data)

@@ -121,9 +121,9 @@ def test_predictions_carry_the_users_own_ids_in_the_order_of_the_input(run, grap
     names = np.array([f"vertex-{(7919 * k) % graph.n:05d}" for k in range(graph.n)])
     named = GraphData(**{**vars(graph), "ids": names})
     result = dorylus_hpc.fit(named, run_dir=tmp_path / "named", hidden=8, epochs=6, seed=3)
-    predictions = dorylus_hpc.predict(tmp_path / "named", named)
+    predictions = dorylus_hpc.infer(tmp_path / "named", named)
     assert np.array_equal(predictions.ids, names)
-    plain = dorylus_hpc.predict(run.path, "digits")
+    plain = dorylus_hpc.infer(run.path, "digits")
     assert np.allclose(plain.probabilities, predictions.probabilities, atol=1e-4)
     assert result.summary["loss"] == pytest.approx(run.summary["loss"], rel=1e-5)
 

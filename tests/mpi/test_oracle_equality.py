@@ -25,7 +25,7 @@ from distributed import (
     train,
 )
 
-from dorylus_hpc.api import predict
+from dorylus_hpc.api import infer
 from dorylus_hpc.config import make_config
 from dorylus_hpc.engine.model import build_program
 from dorylus_hpc.nn.gcn import gcn_program
@@ -290,7 +290,7 @@ def test_evaluations_and_predictions(comm, shared_tmp_path, servers):
     options = {"dtype": "float64", "epochs": 9, "eval_every": 2, "hidden": 6, "intervals": 2, "lr": 0.1}
     folder = prepare(comm, graph, shared_tmp_path / "graph", parts=max(4, comm.size), partitioner="hash")
     train(comm, comm.size - servers, servers, folder, run_dir, **options)
-    predictions = {which: predict(run_dir, folder, comm=comm, weights=which) for which in ("last", "best")}
+    predictions = {which: infer(run_dir, folder, comm=comm, weights=which) for which in ("last", "best")}
     if comm.rank != 0:
         assert predictions == {"last": None, "best": None}
         return
