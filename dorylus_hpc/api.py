@@ -10,7 +10,7 @@ from dorylus_hpc.comm.failure import guarded, together
 from dorylus_hpc.comm.launch import check_world, start_mpi
 from dorylus_hpc.comm.roles import assign_roles
 from dorylus_hpc.config import TrainConfig, make_config
-from dorylus_hpc.engine.checkpoint import CHECKPOINT, load_model
+from dorylus_hpc.engine.checkpoint import CHECKPOINT, SavedModel, load_model
 from dorylus_hpc.engine.inference import Predictions
 from dorylus_hpc.engine.inference import predict as run_prediction
 from dorylus_hpc.engine.trainer import TrainingResult
@@ -112,7 +112,8 @@ def _make_run_dir(comm: Intracomm, config: TrainConfig) -> str:
                     raise
                 number += 1
                 path = wanted.with_name(f"{wanted.name}-{number}")
-        (path / "summary.json").unlink(missing_ok=True)  # a summary stands for a finished run
+        with (path / "metrics.jsonl").open("a"):  # what cannot be written is to be said now
+            pass
     except OSError as error:
         raise InputError(f"--run-dir {path}: cannot be made or written: {error}") from error
     return str(path)
@@ -151,13 +152,17 @@ def infer(
     comm = start_mpi().COMM_SELF if comm is None else comm
     with guarded(comm):
         together(comm, lambda: check_world(comm))
-        if weights not in ("best", "last"):
-            raise InputError(f"weights must be best or last, got {weights!r}")
         run_dir = Path(run_dir)
-        model = together(comm, lambda: load_model(run_dir / CHECKPOINT))
+        model = together(comm, lambda: _load_model(run_dir, weights))
         if data is None:
             own = run_dir / GRAPH_FOLDER
             data = own if own.is_dir() else model.config["data"]
         source = _open_source(comm, data)
         folder = prepared_folder(comm, source, run_dir / "prediction", parts=comm.Get_size())
         return run_prediction(comm, model, weights, folder)
+
+
+def _load_model(run_dir: Path, weights: str) -> SavedModel:
+    if weights not in ("best", "last"):
+        raise InputError(f"weights must be best or last, got {weights!r}")
+    return load_model(run_dir / CHECKPOINT)

@@ -12,6 +12,7 @@ import math
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
 
@@ -120,10 +121,12 @@ class TrainConfig:
 def _checked(option: Any, kind: type, value: Any) -> Any:
     """Return a value in the option's type, or refuse it."""
     flag = _flag(option.name)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if not isinstance(value, kind) or isinstance(value, bool):
+    if isinstance(value, bool) or not isinstance(value := _plain(kind, value), kind):
         raise InputError(f"{flag} wants {_KINDS[kind]}, got {value!r}")
+    if (
+        isinstance(value, str) and value.encode(errors="replace").decode() != value
+    ):  # config.toml could not hold it
+        raise InputError(f"{flag} must be valid UTF-8, got {value!r}")
     if value in UNAVAILABLE_VALUES.get(option.name, ()):
         raise InputError(f"{flag} {value} {_NOT_YET} (available: {', '.join(option.metadata['choices'])})")
     choices, check = option.metadata["choices"], option.metadata["check"]
@@ -131,6 +134,18 @@ def _checked(option: Any, kind: type, value: Any) -> Any:
         raise InputError(f"{flag} must be one of {', '.join(choices)}, got {value!r}")
     if check is not None and not check[1](value):
         raise InputError(f"{flag} must be {check[0]}, got {value!r}")
+    return value
+
+
+def _plain(kind: type, value: Any) -> Any:
+    """Return a number in the option's type: a whole one is a float too, and NumPy's are Python's."""
+    if kind is int and isinstance(value, Integral):
+        return int(value)
+    if kind is float and isinstance(value, Real):
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf
     return value
 
 
@@ -175,7 +190,7 @@ def read_config_file(path: Path) -> dict[str, Any]:
         options = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"--config {path}: cannot be read: {error}") from error
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
         raise InputError(f"--config {path}: not valid TOML: {error}") from error
     try:
         make_config(options)
@@ -193,12 +208,7 @@ class _Parser(argparse.ArgumentParser):
 
 def make_parser(program: str, description: str) -> argparse.ArgumentParser:
     """Return a parser whose errors are `InputError` and that knows no abbreviations."""
-    return _Parser(
-        prog=program,
-        description=description,
-        allow_abbrev=False,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    return _Parser(prog=program, description=description, allow_abbrev=False)
 
 
 def train_parser(program: str) -> argparse.ArgumentParser:

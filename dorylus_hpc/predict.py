@@ -29,7 +29,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = make_parser(PROGRAM, "Predict a class for every vertex, under the ids it was given.")
     parser.add_argument("--run-dir", required=True, type=Path, help="folder of a finished training run")
     parser.add_argument("--data", required=True, help="prepared folder, FILE.npz, or the name of a data set")
-    parser.add_argument("--weights", choices=("best", "last"), default="best", help="best: by validation")
+    parser.add_argument(
+        "--weights", choices=("best", "last"), default="best", help="best: by validation; default best"
+    )
     parser.add_argument(
         "-o",
         "--output",

@@ -69,6 +69,11 @@ def prepared_folder(
     def prepare() -> Path | None:
         if comm.Get_rank() != 0 or source is None or isinstance(source, Path):
             return source if isinstance(source, Path) else None
+        if parts > source.n:
+            raise InputError(
+                f"{source.name} has {source.n} vert{'ices' if source.n > 1 else 'ex'}, too few for {parts} "
+                f"graph servers: start at most {source.n}"
+            )
         prepare_folder(source, scratch / GRAPH_FOLDER, parts=parts, report=print if report else _silent)
         return scratch / GRAPH_FOLDER
 

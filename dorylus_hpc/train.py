@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -48,8 +49,8 @@ def _report(result: TrainingResult) -> None:
         f"accuracy of the best weights (after epoch {summary['best_epoch']}): {words}\n"
         f"{summary['epochs']} epochs, median {summary['epoch_seconds']['median']:.4f} s an epoch\n"
         f"results are in {result.run_dir}: summary.json, metrics.jsonl, checkpoint.h5, config.toml\n"
-        f"predict with: python -m dorylus_hpc.predict --run-dir {result.run_dir} --data "
-        f"{summary['config']['data']} -o predictions.csv"
+        f"predict with: {shlex.quote(sys.executable)} -m dorylus_hpc.predict --run-dir "
+        f"{shlex.quote(str(result.run_dir))} --data {shlex.quote(summary['config']['data'])} -o predictions.csv"
     )
 
 

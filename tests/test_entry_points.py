@@ -282,7 +282,9 @@ def test_more_parts_than_vertices(graph, tmp_path):
         test_idx=np.empty(0, int),
     )
     assert_refused(launch(0, ["-m", "dorylus_hpc.prepare", tiny, "-o", tmp_path / "p", "--parts", 3]), "3")
-    assert_refused(train(3, "--data", tiny, "--run-dir", tmp_path / "run"), "--parts 3: more parts than")
+    assert_refused(
+        train(3, "--data", tiny, "--run-dir", tmp_path / "run"), "has 2 vertices, too few for 3 graph servers"
+    )
     ended = train(2, "--data", tiny, "--run-dir", tmp_path / "run", "--epochs", 2, "--hidden", 2)
     assert ended.status == 0, ended.err
 

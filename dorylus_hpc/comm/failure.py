@@ -108,7 +108,7 @@ def run_program(comm: Intracomm, program: str, main: Callable[[], None]) -> int:
             main()
     except InputError as error:
         if comm.Get_rank() == 0:
-            write_line(f"{program}: error: {error}")
+            write_line(f"{program}: error: {' '.join(str(error).splitlines())}")
         comm.Barrier()  # a launcher ends the job as soon as one rank exits with a status
         return USAGE_STATUS
     return 0
@@ -118,4 +118,4 @@ def write_line(text: str) -> None:
     """Write to stderr in one piece, so that lines of several ranks do not mix."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os.write(2, f"{text}\n".encode())
+    os.write(2, f"{text}\n".encode(errors="backslashreplace"))  # file names may hold anything

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,9 @@ def start_mpi() -> ModuleType:
             import mpi4py
 
             mpi4py.rc.thread_level = "funneled"
-        from mpi4py import MPI
+        with warnings.catch_warnings():  # of another MPI's mpirun: `check_world` says that better, and once
+            warnings.filterwarnings("ignore", "suspicious MPI", RuntimeWarning)
+            from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise InputError(
             f"no MPI library could be loaded ({str(error).splitlines()[0]}): install one with "
@@ -57,7 +60,9 @@ def check_world(comm: Intracomm) -> None:
     MPI = start_mpi()
     if comm.Get_size() == 1 and comm.Get_rank() == 0:
         for name, size_variable, rank_variable in _LAUNCHERS:
-            size = os.environ.get(size_variable, "1")
+            size = os.environ.get(size_variable)
+            if size is None:
+                continue
             if size.isdigit() and int(size) > 1 and MPI.COMM_WORLD.Get_size() == 1:
                 rank = os.environ.get(rank_variable, "?")
                 raise InputError(
@@ -65,6 +70,7 @@ def check_world(comm: Intracomm) -> None:
                     f"does not belong to the MPI that mpi4py uses ({library_name()}); start with that one's "
                     "mpirun, or with ./mpirun.sh"
                 )
+            break  # an MPI launcher may itself be a step of Slurm's, of one process a node
     if MPI.Query_thread() < MPI.THREAD_FUNNELED:
         raise InputError(
             f"MPI runs at thread level {MPI.Query_thread()}, but kernels need threads beside MPI: start MPI "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from dorylus_hpc.comm.halo import HaloExchange, plan_halo
 from dorylus_hpc.comm.reduce import gather_by_part
 from dorylus_hpc.comm.roles import Placement
 from dorylus_hpc.comm.tags import Kind
+from dorylus_hpc.errors import InputError
 from dorylus_hpc.graph.data import TRAIN, UNLABELLED
 from dorylus_hpc.graph.feature_norm import (
     ColumnStatistics,
@@ -108,7 +109,7 @@ def load_graph(
     placement = Placement(len(manifest.parts), comm.Get_size())
     hosted = placement.hosted(comm.Get_rank())
     together(comm, lambda: check_norm(settings.feature_norm, sparse_features=manifest.feature_kind == "csr"))
-    parts = together(comm, lambda: [read_part(folder, manifest, index).without_loops() for index in hosted])
+    parts = together(comm, lambda: [_read_part(folder, manifest, index, settings.dtype) for index in hosted])
     halo_in = _halo(comm, placement, {part.index: part.in_edges for part in parts}, Kind.HALO_IN)
     halo_out = _halo(comm, placement, {part.index: part.out_edges for part in parts}, Kind.HALO_OUT)
     rows, columns = _normalised(comm, placement, parts, settings, columns)
@@ -117,6 +118,22 @@ def load_graph(
     local = exchange(halo_in, n_ghosts, rows)
     operands = tuple(_operands(part, local.pop(part.index), settings) for part in parts)
     return LoadedGraph(placement, operands, tuple(part.ids for part in parts), halo_in, halo_out, columns)
+
+
+def _read_part(folder: Path, manifest: Manifest, index: int, dtype: np.dtype) -> Part:
+    """Read a part without loops, features and edge weights in the dtype of the run."""
+    part = read_part(folder, manifest, index).without_loops()
+    with np.errstate(over="ignore"):  # what became infinite is found and told
+        features = part.features.astype(dtype, copy=False)
+        weights = [edges.weights for edges in (part.in_edges, part.out_edges) if edges.weights is not None]
+        values = [("feature", features.data if sparse.issparse(features) else features)]
+        values += [("edge weight", array.astype(dtype)) for array in weights]
+    for kind, array in values:
+        if not np.isfinite(array).all():
+            raise InputError(
+                f"{folder}: a {kind} of part {index} does not fit in {dtype}: use --dtype float64"
+            )
+    return replace(part, features=features)
 
 
 def _halo(
@@ -133,7 +150,7 @@ def _normalised(
     columns: ColumnStatistics | None,
 ) -> tuple[dict[int, Any], ColumnStatistics | None]:
     """Return the own rows of each part, normalised, in the dtype of the run."""
-    rows = {part.index: part.features.astype(settings.dtype, copy=False) for part in parts}
+    rows = {part.index: part.features for part in parts}
     if settings.feature_norm == "row":
         return {index: normalise_rows(features) for index, features in rows.items()}, None
     if settings.feature_norm == "none":

@@ -22,6 +22,7 @@ from dorylus_hpc.comm.reduce import gather_by_part
 from dorylus_hpc.comm.roles import Placement, Roles, assign_roles
 from dorylus_hpc.comm.weights import WeightClient, WeightServer
 from dorylus_hpc.config import TrainConfig
+from dorylus_hpc.engine.checkpoint import CHECKPOINT
 from dorylus_hpc.engine.executor import Executor
 from dorylus_hpc.engine.loading import load_graph
 from dorylus_hpc.engine.model import build_optimizer, build_program, load_settings, resolve_intervals
@@ -207,6 +208,8 @@ def _weight_service(plan: Plan) -> WeightService:
 def _recorder(plan: Plan, stack: ExitStack, *, progress: bool) -> Recorder:
     if progress:
         print(plan.describe(), flush=True)
+    for name in ("summary.json", CHECKPOINT):  # they stand for a finished run
+        (Path(plan.config.run_dir) / name).unlink(missing_ok=True)
     metrics = stack.enter_context(MetricsFile(Path(plan.config.run_dir) / "metrics.jsonl"))
     shown = stack.enter_context(Progress(plan.config.epochs, shown=progress))
     return Recorder(plan.config, plan.manifest, plan.layout, metrics, shown)

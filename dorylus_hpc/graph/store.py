@@ -82,6 +82,7 @@ def write_folder(
     symmetric = True
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        replaces = (folder / MANIFEST).is_file()
         with ExitStack() as files:
             for part in build_parts(graph, owner, parts=parts, order=order):
                 name = f"part-{part.index:05d}.h5"
@@ -112,7 +113,8 @@ def write_folder(
         )
         with atomic_path(folder / MANIFEST) as temporary:
             temporary.write_text(json.dumps(asdict(manifest), indent=1) + "\n", encoding="utf-8")
-        _remove_stale(folder, {entry.file for entry in entries})
+        if replaces:  # without a manifest, files that look like parts are somebody else's
+            _remove_stale(folder, {entry.file for entry in entries})
     except OSError as error:
         raise InputError(f"{folder}: cannot write the prepared graph: {error}") from error
     return manifest

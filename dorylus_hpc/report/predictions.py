@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +25,8 @@ def check_output(path: Path) -> None:
         raise InputError(f"-o {path}: the ending must be one of {', '.join(_WRITERS)}")
     if not path.parent.is_dir():
         raise InputError(f"-o {path}: the folder {path.parent} does not exist")
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise InputError(f"-o {path}: cannot be written: name a file in a folder of yours")
     if path.suffix == ".parquet":
         try:
             import pyarrow  # noqa: F401

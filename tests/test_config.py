@@ -1,0 +1,354 @@
+"""One configuration from defaults, a file and the command line; what it refuses; and that a run can be repeated
+from the one it leaves."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import tomllib
+from dataclasses import FrozenInstanceError, asdict, fields
+
+import numpy as np
+import pytest
+from launching import run_cases, write_ring
+
+from dorylus_hpc.config import (
+    UNAVAILABLE_OPTIONS,
+    UNAVAILABLE_VALUES,
+    TrainConfig,
+    make_config,
+    make_parser,
+    parse_train,
+    read_config_file,
+    train_parser,
+)
+from dorylus_hpc.errors import InputError
+
+# The command line's contract: every option of it, and those among its values that need a feature.
+CONTRACT = """data model layers model-file hidden heads dropout input-dropout lr optimizer weight-decay decay-scope
+    feature-norm dtype epochs target-accuracy patience seed servers intervals threads mode staleness weight-update
+    eval-every backend function region memory-mb max-workers place tls budget-usd halo-dtype checkpoint-every resume
+    on-loss run-dir config""".split()
+CONTRACT_VALUES = {
+    "model": ("gcn", "sage", "gat"),
+    "optimizer": ("adam", "sgd"),
+    "decay_scope": ("first", "all"),
+    "feature_norm": ("none", "row", "standard"),
+    "dtype": ("float32", "float64"),
+    "mode": ("nopipe", "pipe", "async"),
+    "backend": ("cpu", "lambda", "lambda-local"),
+}
+NAMES = [option.name for option in fields(TrainConfig)]
+
+
+def parse(*words):
+    return parse_train([str(word) for word in words], "train")
+
+
+def flag(name):
+    return "--" + name.replace("_", "-")
+
+
+@pytest.fixture
+def toml(tmp_path):
+    """Return a function that writes a file of options and returns its path."""
+
+    def write(text):
+        path = tmp_path / "options.toml"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return path
+
+    return write
+
+
+# ---- where options come from
+
+
+def test_defaults_then_file_then_command_line(toml):
+    assert (make_config({}).epochs, make_config({}).hidden, make_config({}).lr) == (200, 64, 0.01)
+    path = toml('data = "digits"\nepochs = 7\nhidden = 5\n')
+    config = parse("--hidden", 9, "--config", path)
+    assert (config.data, config.epochs, config.hidden, config.lr) == ("digits", 7, 9, 0.01)
+    # Also a value of the command line that is the default wins over the file.
+    assert parse("--config", path, "--epochs", 200, "--data", "x.npz") == make_config(
+        {"data": "x.npz", "hidden": 5}
+    )
+
+
+def test_the_last_of_equal_options_counts():
+    assert parse("--data", "digits", "--epochs", 3, "--epochs", 4).epochs == 4
+
+
+def test_every_option_from_every_place(toml):
+    """Any value that is not the default arrives, by file and by command line alike."""
+    other = {
+        "data": "a b/ü.npz",
+        "layers": 3,
+        "hidden": 17,
+        "dropout": 0.0,
+        "input_dropout": 0.25,
+        "lr": 0.1,
+        "optimizer": "sgd",
+        "weight_decay": 0.0,
+        "decay_scope": "all",
+        "feature_norm": "row",
+        "source_degree": "out",
+        "dtype": "float64",
+        "epochs": 1,
+        "seed": 2**63 - 1,
+        "servers": 2,
+        "intervals": 4,
+        "threads": 1,
+        "eval_every": 5,
+        "run_dir": "runs/a 'quoted' \"name\"",
+    }
+    one_choice = {"model", "mode", "backend"}
+    assert set(other) | one_choice == set(NAMES)
+    wanted = make_config(other)
+    assert all(getattr(wanted, name) != getattr(make_config({}), name) for name in other)
+    assert parse(*(word for name, value in other.items() for word in (flag(name), value))) == wanted
+    assert parse("--config", toml(wanted.to_toml())) == wanted
+
+
+def test_toml_round_trip(toml):
+    for options in ({}, {"lr": 1e-300, "weight_decay": 0.1 + 0.2, "dropout": 1 / 3, "data": "é\\\n\t"}):
+        config = make_config(options)
+        assert make_config(tomllib.loads(config.to_toml())) == config
+        assert make_config(read_config_file(toml(config.to_toml()))) == config
+        assert make_config(asdict(config)) == config
+        assert make_config(json.loads(json.dumps(asdict(config)))) == config
+
+
+def test_frozen():
+    config = make_config({})
+    with pytest.raises(FrozenInstanceError):
+        config.epochs = 3
+    assert hash(config) == hash(make_config({}))
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "kept"),
+    [
+        ("lr", 1, 1.0),
+        ("epochs", np.int64(3), 3),
+        ("dropout", np.float32(0.5), 0.5),
+        ("lr", np.float64(0.25), 0.25),
+    ],
+)
+def test_numbers_become_pythons_own(name, given, kept):
+    value = getattr(make_config({name: given}), name)
+    assert value == kept and type(value) is type(kept)
+    assert tomllib.loads(make_config({name: given}).to_toml())[name] == kept
+
+
+# ---- what is refused
+
+WRONG = [
+    *[("layers", value, "1 to 63") for value in (0, -1, 64)],
+    *[("hidden", value, "at least 1") for value in (0, -3)],
+    *[(name, value, "[0, 1)") for name in ("dropout", "input_dropout") for value in (-0.1, 1, 1.5, math.nan)],
+    *[("lr", value, "a positive number") for value in (0, -0.1, math.nan, math.inf)],
+    *[("weight_decay", value, "a number >= 0") for value in (-1e-9, math.nan, math.inf)],
+    *[(name, 0, "at least 1") for name in ("epochs", "eval_every")],
+    *[(name, -1, "at least 0") for name in ("servers", "intervals", "threads")],
+    *[("seed", value, "0 to 2^63-1") for value in (-1, 2**63)],
+    ("model", "gin", "one of gcn"),
+    ("optimizer", "Adam", "one of adam, sgd"),
+    ("decay_scope", "last", "one of first, all"),
+    ("feature_norm", "rows", "one of none, row, standard"),
+    ("source_degree", "both", "one of in, out"),
+    ("dtype", "float16", "one of float32, float64"),
+    ("mode", "", "one of nopipe"),
+    ("backend", "gpu", "one of cpu"),
+]
+WRONG_TYPES = [
+    ("epochs", "3", "wants a whole number"),
+    ("epochs", 3.0, "wants a whole number"),
+    ("epochs", True, "wants a whole number"),
+    ("lr", "0.1", "wants a number"),
+    ("lr", False, "wants a number"),
+    ("lr", [0.1], "wants a number"),
+    ("data", 3, "wants text"),
+    ("run_dir", {}, "wants text"),
+    ("dtype", 32, "wants text"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "said"), WRONG)
+def test_values_out_of_range(toml, name, value, said):
+    text = f"nan = {name}" if value is math.nan else f"{name} = {json.dumps(value)}"
+    text = {"nan": "nan", "inf": "inf"}.get(str(value)) or json.dumps(value)
+    for make in (
+        lambda: make_config({name: value}),
+        lambda: parse("--data", "digits", f"{flag(name)}={value}"),
+        lambda: parse("--data", "digits", "--config", toml(f"{name} = {text}\n")),
+    ):
+        with pytest.raises(InputError) as caught:
+            make()
+        assert flag(name) in str(caught.value) and said in str(caught.value)
+        assert f"got {value!r}" in str(caught.value) or f"got {float(value)!r}" in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "value", "said"), WRONG_TYPES)
+def test_values_of_wrong_types(toml, name, value, said):
+    text = "{}" if value == {} else json.dumps(value)
+    with pytest.raises(InputError) as caught:
+        make_config({name: value})
+    assert str(caught.value) == f"{flag(name)} {said}, got {value!r}"
+    path = toml(f"{name} = {text}\n")
+    with pytest.raises(InputError) as caught:
+        parse("--config", path)
+    assert str(caught.value) == f"--config {path}: {flag(name)} {said}, got {value!r}"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--epochs", "many"], "argument --epochs: invalid int value: 'many'"),
+        (["--epochs", "1.5"], "argument --epochs: invalid int value: '1.5'"),
+        (["--epochs", ""], "argument --epochs: invalid int value: ''"),
+        (["--lr", "1e-2x"], "argument --lr: invalid float value: '1e-2x'"),
+        (["--lr", "1e999"], "--lr must be a positive number, got inf"),
+        (["--lr"], "argument --lr: expected one argument"),
+        (["--config"], "argument --config: expected one argument"),
+        (["--colour", "red"], "unrecognized arguments: --colour red"),
+        (["--epoch", "3"], "unrecognized arguments: --epoch 3"),  # no abbreviations
+        (["-x"], "unrecognized arguments: -x"),
+        (["cora.npz"], "unrecognized arguments: cora.npz"),
+        (["--data", ""], "--data is missing: name a prepared folder, a FILE.npz, or a data set"),
+        (["--data", "\udce9.npz"], r"--data must be valid UTF-8, got '\udce9.npz'"),
+    ],
+)
+def test_wrong_command_lines(words, said):
+    with pytest.raises(InputError) as caught:
+        parse("--data", "digits", *words)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_no_data():
+    with pytest.raises(InputError, match="^--data is missing: name a prepared folder, a FILE.npz, or"):
+        parse("--epochs", 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("epoch = 3", "unknown option 'epoch': did you mean 'epochs'?"),
+        ("colour = 1", "unknown option 'colour'"),
+        ("run-dir = 'x'", "unknown option 'run-dir': did you mean 'run_dir'?"),
+        ("config = 'other.toml'", "unknown option 'config'"),
+        ("[train]\nepochs = 3", "unknown option 'train'"),
+        ("epochs: 3", "not valid TOML: "),
+        ("epochs = 3\nepochs = 4", "not valid TOML: "),
+        ("epochs =", "not valid TOML: "),
+        ("lr = 1" + 400 * "0", "--lr must be a positive number, got inf"),
+        ("epochs = 1" + 5000 * "0", "not valid TOML: "),
+        (b"data = '\xe9.npz'", "cannot be read: 'utf-8' codec"),
+        (b"\x00\x01", "not valid TOML: "),
+    ],
+)
+def test_wrong_files(toml, text, said):
+    path = toml(text)
+    with pytest.raises(InputError) as caught:
+        parse("--data", "digits", "--config", path)
+    message = str(caught.value)
+    assert message.startswith(f"--config {path}: {said}") and "\n" not in message
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    for path, said in ((tmp_path / "none.toml", "No such file"), (tmp_path, "Is a directory")):
+        with pytest.raises(InputError) as caught:
+            parse("--data", "digits", "--config", path)
+        assert str(caught.value).startswith(f"--config {path}: cannot be read: ")
+        assert said in str(caught.value)
+
+
+# ---- what this version does not have
+
+
+def test_the_contract_is_whole():
+    """Every option and value of the contract is there or refused by name."""
+    ours = {flag(name)[2:] for name in (*NAMES, *UNAVAILABLE_OPTIONS)} | {"config"}
+    assert ours == {*CONTRACT, "source-degree"}
+    assert not set(UNAVAILABLE_OPTIONS) & set(NAMES)
+    for option in fields(TrainConfig):
+        refused = UNAVAILABLE_VALUES.get(option.name, ())
+        if option.name in CONTRACT_VALUES:
+            assert {*option.metadata["choices"], *refused} == set(CONTRACT_VALUES[option.name])
+            assert not set(option.metadata["choices"]) & set(refused)
+
+
+@pytest.mark.parametrize("name", UNAVAILABLE_OPTIONS)
+def test_unavailable_options_are_refused_by_name(toml, name):
+    said = f"{flag(name)} is not available in this version"
+    for words in ([flag(name)], [flag(name), "3"], [f"{flag(name)}=on"], [flag(name), "-5"]):
+        with pytest.raises(InputError) as caught:
+            parse("--data", "digits", *words, "--epochs", 3)
+        assert str(caught.value) == said
+    path = toml(f"{name} = 3\n")
+    with pytest.raises(InputError) as caught:
+        parse("--data", "digits", "--config", path)
+    assert str(caught.value) == f"--config {path}: {said}"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in UNAVAILABLE_VALUES.items() for value in values]
+)
+def test_unavailable_values_are_refused_by_name(name, value):
+    with pytest.raises(InputError) as caught:
+        parse("--data", "digits", flag(name), value)
+    assert str(caught.value).startswith(f"{flag(name)} {value} is not available in this version (available: ")
+
+
+# ---- help
+
+
+def test_help_names_every_option_once_with_its_default():
+    text = train_parser("train").format_help()
+    for option in fields(TrainConfig):
+        assert len(re.findall(rf"^  {flag(option.name)} ", text, re.MULTILINE)) == 1
+        assert option.metadata["help"]
+        for choice in option.metadata["choices"] or ():
+            assert choice in text
+    assert len(re.findall(r"^  --config ", text, re.MULTILINE)) == 1
+    flat = " ".join(text.split())
+    assert "epochs; default 200 --seed" in flat and "(float32, float64); default float32" in flat
+    for word in ("None", "SUPPRESS", *map(flag, UNAVAILABLE_OPTIONS)):
+        assert not re.search(rf"{word}\b", text)
+
+
+def test_parsers_know_no_abbreviations_and_raise():
+    parser = make_parser("name", "description")
+    parser.add_argument("--weights", choices=("best", "last"))
+    assert parser.parse_args(["--weights", "best"]) == argparse.Namespace(weights="best")
+    for words in (["--weigh", "best"], ["--weights", "worst"]):
+        with pytest.raises(InputError):
+            parser.parse_args(words)
+
+
+# ---- a run repeated from what it left
+
+
+def test_config_of_a_run_repeats_it(tmp_path):
+    write_ring(tmp_path / "ring.npz", n=60, features=5)
+    (tmp_path / "own.toml").write_text('data = "ring.npz"\nepochs = 9\nhidden = 6\nlr = 1\nseed = 1\n')
+    first = ["--config", "own.toml", "--seed", 7, "--lr", 0.05, "--input-dropout", 0.2, "--servers", 1]
+    first += ["--eval-every", 4, "--decay-scope", "all", "--feature-norm", "standard", "--run-dir", "first"]
+    cases = {
+        "first": ("train", first),
+        "again": ("train", ["--config", "first/config.toml", "--run-dir", "again"]),
+        "other": ("train", ["--config", "first/config.toml", "--run-dir", "other", "--seed", 8]),
+    }
+    ended = run_cases(3, cases, tmp_path)
+    assert [rank.status for ranks in ended.values() for rank in ranks] == 9 * [0]
+    summary = {name: json.loads((tmp_path / name / "summary.json").read_text()) for name in cases}
+    config = summary["first"]["config"]
+    assert (config["epochs"], config["hidden"], config["seed"], config["lr"]) == (9, 6, 7, 0.05)
+    assert tomllib.loads((tmp_path / "first" / "config.toml").read_text()) == config
+    assert min(config["intervals"], config["threads"], config["servers"]) >= 1  # resolved, not "chosen by ..."
+    assert {**summary["again"]["config"], "run_dir": "first"} == config
+    assert summary["again"]["weights_sha256"] == summary["first"]["weights_sha256"]
+    assert summary["again"]["loss"] == summary["first"]["loss"]
+    assert summary["other"]["weights_sha256"] != summary["first"]["weights_sha256"]
