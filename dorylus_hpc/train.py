@@ -50,7 +50,8 @@ def _report(result: TrainingResult) -> None:
         f"{summary['epochs']} epochs, median {summary['epoch_seconds']['median']:.4f} s an epoch\n"
         f"results are in {result.run_dir}: summary.json, metrics.jsonl, checkpoint.h5, config.toml\n"
         f"predict with: {shlex.quote(sys.executable)} -m dorylus_hpc.predict --run-dir "
-        f"{shlex.quote(str(result.run_dir))} --data {shlex.quote(summary['config']['data'])} -o predictions.csv"
+        f"{shlex.quote(str(result.run_dir))} --data {shlex.quote(summary['config']['data'])} "
+        "-o predictions.csv"
     )
 
 
