@@ -118,7 +118,7 @@ def started(words):
         return ranks, program if program in PARSERS else None, arguments
     if launcher == "mpirun":
         launcher, *rest = rest
-    if launcher == "python" and rest[0] == "-m":
+    if launcher in ("python", ".venv/bin/python") and rest[0] == "-m":
         return ranks, rest[1].removeprefix("dorylus_hpc."), rest[2:]
     tool = Path(launcher)
     assert (

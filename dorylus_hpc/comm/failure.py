@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -82,6 +83,7 @@ def guarded(comm: Intracomm) -> Iterator[None]:
             raise
         told = f"error: {error}" if isinstance(error, InputError) else traceback.format_exc().rstrip()
         write_line(f"rank {comm.Get_rank()} of {comm.Get_size()} failed:\n{told}")
+        time.sleep(0.3)  # the launcher forwards what was written before it tells of the abort
         comm.Abort(USAGE_STATUS if isinstance(error, InputError) else FAULT_STATUS)
 
 
