@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dorylus_hpc.comm.failure import guarded, together
+from dorylus_hpc.comm.failure import guarded, private, together
 from dorylus_hpc.comm.launch import check_world, start_mpi
 from dorylus_hpc.comm.roles import assign_roles
 from dorylus_hpc.config import TrainConfig, make_config
@@ -76,11 +76,12 @@ def train_on(
     comm: Intracomm, config: TrainConfig, data: str | Path | GraphData | None, *, progress: bool
 ) -> TrainingResult:
     """Prepare what is to be prepared, and train. Collective; see `fit`."""
-    roles = together(comm, lambda: assign_roles(comm, config.servers))
-    source = _open_source(comm, data)
-    run_dir = Path(comm.bcast(together(comm, lambda: _make_run_dir(comm, config))))
-    folder = prepared_folder(comm, source, run_dir, parts=roles.n_graph, report=progress)
-    return run_training(comm, replace(config, run_dir=str(run_dir)), folder, progress=progress)
+    with private(comm) as own:
+        roles = together(own, lambda: assign_roles(own, config.servers))
+        source = _open_source(own, data)
+        run_dir = Path(own.bcast(together(own, lambda: _make_run_dir(own, config))))
+        folder = prepared_folder(own, source, run_dir, parts=roles.n_graph, report=progress)
+        return run_training(own, replace(config, run_dir=str(run_dir)), folder, progress=progress)
 
 
 def _open_source(comm: Intracomm, data: str | Path | GraphData | None) -> Path | GraphData | None:
@@ -152,17 +153,26 @@ def infer(
     comm = start_mpi().COMM_SELF if comm is None else comm
     with guarded(comm):
         together(comm, lambda: check_world(comm))
-        run_dir = Path(run_dir)
-        model = together(comm, lambda: _load_model(run_dir, weights))
-        if data is None:
-            own = run_dir / GRAPH_FOLDER
-            data = own if own.is_dir() else model.config["data"]
-        source = _open_source(comm, data)
-        folder = prepared_folder(comm, source, run_dir / "prediction", parts=comm.Get_size())
-        return run_prediction(comm, model, weights, folder)
+        with private(comm) as own:
+            run_dir = Path(run_dir)
+            model = together(own, lambda: _load_model(run_dir, weights))
+            if data is None:
+                kept = run_dir / GRAPH_FOLDER
+                data = kept if kept.is_dir() else model.config["data"]
+            source = _open_source(own, data)
+            folder = prepared_folder(own, source, run_dir / "prediction", parts=own.Get_size())
+            return run_prediction(own, model, weights, folder)
 
 
 def _load_model(run_dir: Path, weights: str) -> SavedModel:
     if weights not in ("best", "last"):
         raise InputError(f"weights must be best or last, got {weights!r}")
-    return load_model(run_dir / CHECKPOINT)
+    try:
+        model = load_model(run_dir / CHECKPOINT)
+    except OSError as error:  # no permission to look there, or too long a name
+        raise InputError(f"--run-dir {run_dir}: cannot be read: {error.strerror}") from error
+    try:
+        make_config(model.config)
+    except InputError as error:
+        raise InputError(f"{run_dir / CHECKPOINT}: written by another version: {error}") from error
+    return model

@@ -12,7 +12,7 @@ from dataclasses import FrozenInstanceError, asdict, fields
 
 import numpy as np
 import pytest
-from launching import run_cases, write_ring
+from jobs import run_table, write_ring
 
 from dorylus_hpc.config import (
     UNAVAILABLE_OPTIONS,
@@ -343,7 +343,7 @@ def test_config_of_a_run_repeats_it(tmp_path):
         "again": ("train", ["--config", "first/config.toml", "--run-dir", "again"]),
         "other": ("train", ["--config", "first/config.toml", "--run-dir", "other", "--seed", 8]),
     }
-    ended = run_cases(3, cases, tmp_path)
+    ended = run_table(3, cases, tmp_path)
     assert [rank.status for ranks in ended.values() for rank in ranks] == 9 * [0]
     summary = {name: json.loads((tmp_path / name / "summary.json").read_text()) for name in cases}
     config = summary["first"]["config"]

@@ -87,6 +87,22 @@ def guarded(comm: Intracomm) -> Iterator[None]:
         comm.Abort(USAGE_STATUS if isinstance(error, InputError) else FAULT_STATUS)
 
 
+@contextmanager
+def private(comm: Intracomm) -> Iterator[Intracomm]:
+    """Give a duplicate of `comm` to a run. Collective.
+
+    What a run that failed still waits for cannot match the messages of the next one, nor those of the
+    caller those of the run. After a fault the duplicate is not freed: others may never come to do it too.
+    """
+    own = comm.Dup()
+    try:
+        yield own
+    except AgreedError:
+        own.Free()
+        raise
+    own.Free()
+
+
 def run_program(comm: Intracomm, program: str, main: Callable[[], None]) -> int:
     """Run the whole of an entry point on all ranks. Collective.
 

@@ -23,9 +23,9 @@ def check_output(path: Path) -> None:
     """
     if path.suffix not in _WRITERS:
         raise InputError(f"-o {path}: the ending must be one of {', '.join(_WRITERS)}")
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):  # unlike Path.is_dir, False for whatever cannot be looked at
         raise InputError(f"-o {path}: the folder {path.parent} does not exist")
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
+    if os.path.isdir(path) or not os.access(path.parent, os.W_OK):
         raise InputError(f"-o {path}: cannot be written: name a file in a folder of yours")
     if path.suffix == ".parquet":
         try:
@@ -69,7 +69,7 @@ def _write_npz(path: Path, ids: np.ndarray, classes: np.ndarray, probabilities: 
 
 def _write_csv(path: Path, ids: np.ndarray, classes: np.ndarray, probabilities: np.ndarray) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
+        writer = csv.writer(file, lineterminator="\n")
         writer.writerow(_columns(probabilities))
         for vertex, chosen, row in zip(ids.tolist(), classes.tolist(), probabilities, strict=True):
             writer.writerow([vertex, chosen, *(f"{value:.6g}" for value in row)])
