@@ -107,7 +107,6 @@ def train(comm: Intracomm, config: TrainConfig, folder: Path, *, progress: bool 
     service = _weight_service(plan) if roles.owns_weights else None
     servers = cast("Intracomm", comm.Split(color=int(roles.is_graph_server), key=roles.rank))
     with ExitStack() as stack:
-        stack.callback(servers.Free)
         executor = stack.enter_context(Executor(config.threads))
         graph_server = together(
             comm,
@@ -127,6 +126,7 @@ def train(comm: Intracomm, config: TrainConfig, folder: Path, *, progress: bool 
         if recorder is not None and accounts is not None and graph_server is not None:
             outcome = recorder.finish(roles, accounts, graph_server.columns)
         summary, weights = comm.bcast(outcome)
+    servers.Free()  # not after a fault: the others may never come to do it too
     return TrainingResult(Path(config.run_dir), summary, weights)
 
 

@@ -16,6 +16,7 @@ there are asks for them with `@pytest.mark.ranks(3)` and is deselected on fewer.
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,11 @@ from dorylus_hpc.comm.launch import start_mpi
 
 MPI = start_mpi()
 WORLD = MPI.COMM_WORLD
+
+# pytest removes folders of older runs when it ends: ranks that share a root would do it at the same time.
+_root = Path(tempfile.gettempdir()) / f"dorylus-mpi-tests-{os.getuid()}-rank-{WORLD.rank}"
+_root.mkdir(mode=0o700, exist_ok=True)
+os.environ["PYTEST_DEBUG_TEMPROOT"] = str(_root)
 
 
 def _abort(what, text):
