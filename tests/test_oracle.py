@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
+from realdata import real_graph
 from scipy import sparse
 
 from cython_kernels.reference import dropout
@@ -394,15 +393,8 @@ def test_wrong_data_is_refused():
 # ---- a real graph ----
 
 
-def _real_graph(name):
-    folder = os.environ.get("DORYLUS_TEST_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data"
-    path = Path(folder) / f"{name}.npz"
-    if not path.exists():
-        reason = f"{path} is not there: set DORYLUS_TEST_DATA to the folder of {name}.npz"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    with np.load(path, allow_pickle=False) as file:
+def _load(name):
+    with np.load(real_graph(name), allow_pickle=False) as file:
         n = file["y"].size
         ones = np.ones(file["indices"].size)
         adjacency = sparse.csr_array((ones, file["indices"], file["indptr"]), shape=(n, n))
@@ -415,7 +407,7 @@ def _real_graph(name):
 
 
 def test_cora_reaches_its_published_accuracy():
-    adjacency, features, labels, split = _real_graph("cora")
+    adjacency, features, labels, split = _load("cora")
     got = train_oracle(adjacency, features, labels, split, 7, OracleSettings(feature_norm="row", seed=0))
     # Published 81.5 %, seeds scatter by about 0.7; without edges it is 57.6.
     assert 0.79 <= got.accuracies[got.best_version]["test"] <= 0.84
