@@ -17,7 +17,7 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError, LinkError
 
 PACKAGE = "cython_kernels"
-MODULES = ("_aggregate", "_rows", "_dropout_masks", "_activation", "_loss", "_build")
+MODULES = ("_aggregate", "_locality", "_rows", "_dropout_masks", "_activation", "_loss", "_build")
 
 # The one table of compiler directives. `checked` overrides it in the bounds-checked build, where
 # wraparound stays off so that a negative index is an error and does not read from the end.
@@ -42,8 +42,9 @@ CHECKED_DIRECTIVES = {
 # No -march=native and no -ffast-math: one portable wheel. No contraction to fused multiply-add
 # either, which a compiler may use in the body of a vector loop and not in its tail: results must
 # not depend on how the columns were split.
-FLAGS = ["-O3", "-ffp-contract=off"]
-CHECKED_FLAGS = ["-O1", "-ffp-contract=off"]
+# How vectors are passed between functions (-Wpsabi) is no concern: all that take any are inlined.
+FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-Wno-psabi"]
+CHECKED_FLAGS = ["-std=c++17", "-O1", "-ffp-contract=off", "-Wno-psabi"]
 
 OPENMP_FLAGS = (
     (["-fopenmp"], ["-fopenmp"]),  # gcc; clang with its own runtime
@@ -116,11 +117,20 @@ class BuildKernels(build_ext):
         translated = cythonize(self.extensions, build_dir=str(GENERATED), compiler_directives=directives)
         for extension, c_extension in zip(self.extensions, translated, strict=True):
             extension.sources = c_extension.sources
-            extension.depends = [*c_extension.depends, str(SETTINGS)]
+            extension.depends = [*extension.depends, *c_extension.depends, str(SETTINGS)]
         super().build_extensions()
 
 
 setup(
-    ext_modules=[Extension(f"{PACKAGE}.{name}", [f"{PACKAGE}/{name}.pyx"]) for name in MODULES],
+    ext_modules=[
+        Extension(
+            f"{PACKAGE}.{name}",
+            [f"{PACKAGE}/{name}.pyx"],
+            language="c++",
+            include_dirs=[PACKAGE],
+            depends=[str(header) for header in sorted(Path(PACKAGE, "simd").glob("*.hpp"))],
+        )
+        for name in MODULES
+    ],
     cmdclass={"build_ext": BuildKernels},
 )

@@ -2,28 +2,39 @@
 
 Each public function is a checked door before a typed loop that checks nothing, holds no GIL and
 uses OpenMP. Arrays are C-contiguous; floating arrays of one call share one dtype, float32 or float64.
-Each function has a slow twin of the same name and arguments in `cython_kernels.reference`.
+Features may be stored in bfloat16 and in tiles of columns. Each kernel has a slow twin of the same name
+and arguments in `cython_kernels.reference`.
 """
 
 from ._build import build_info
 from .activation import bias_relu_dropout, relu_dropout_backward
-from .aggregate import check_csr, gather, gather_adjoint
+from .aggregate import check_csr, gather, gather_adjoint, gather_max, gather_max_adjoint
+from .bfloat16 import from_bfloat16, to_bfloat16
 from .dropout_masks import dropout, dropout_csr, philox4x32
+from .layout import Tiles, choose_layout, from_tiles, to_tiles
 from .loss import softmax_cross_entropy
 from .rows import pack_rows, scatter_add_rows, unpack_rows
 
 __all__ = [
+    "Tiles",
     "bias_relu_dropout",
     "build_info",
     "check_csr",
+    "choose_layout",
     "dropout",
     "dropout_csr",
+    "from_bfloat16",
+    "from_tiles",
     "gather",
     "gather_adjoint",
+    "gather_max",
+    "gather_max_adjoint",
     "pack_rows",
     "philox4x32",
     "relu_dropout_backward",
     "scatter_add_rows",
     "softmax_cross_entropy",
+    "to_bfloat16",
+    "to_tiles",
     "unpack_rows",
 ]

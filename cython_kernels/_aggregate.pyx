@@ -1,103 +1,318 @@
-"""Loops of `aggregate`: sums over the entries of a CSR matrix. The door has checked everything.
+"""Loops over threads, columns and hubs of `aggregate`; the door has checked everything.
 
-An empty array stands for an absent one (data, row_scale, source_scale). A tile of columns is kept
-in a buffer on the stack, which no argument can alias: that is what lets the compiler vectorise the
-inner loops without run-time overlap tests.
+Features come as [tiles, rows, columns of a tile]: a row-major matrix is one tile. An empty array
+stands for an absent one. The innermost loops are C++ (simd/gather.hpp), where their design is told.
 """
 
 from cython.parallel cimport prange
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport int32_t, int64_t, uint16_t, uintptr_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memset
 
-from ._types cimport cut, pieces, real_t
+from ._gather cimport (
+    HUB, Adjoint, Gather, GatherMax, adjoint_strip, convert, fill_tile, gather_finish, gather_max_rows,
+    gather_piece, gather_rows,
+)
+from ._types cimport cut, pieces, real_t, stored_t
+
+cdef extern from *:
+    const int DORYLUS_BOUNDS_CHECK
 
 cdef enum:
-    TILE = 128  # columns in the buffer
-    BLOCK = 32  # rows a thread takes at a time: small enough to even out hubs
+    ROW_COST = 8  # what a row costs beside its entries, in entries
+    LEAST_WORK = 4096  # of this cost no more threads or pieces are made
+    PIECES = 24  # pieces of the rows a thread, so that the last one waits for little
     STRIP = 16  # columns below which the adjoint is not cut further
+    GROUP = 64  # pieces of a hub that are summed at a time
+
+
+def hub_degree():
+    """Entries above which a row is summed in pieces."""
+    return HUB
 
 
 def gather(
     const int64_t[::1] indptr,
     const int32_t[::1] indices,
     const real_t[::1] data,
-    const real_t[:, ::1] x,
-    real_t[:, ::1] out,
+    const stored_t[:, :, ::1] x,
+    real_t[:, :, ::1] out,
+    Py_ssize_t columns,
     const real_t[::1] row_scale,
     const real_t[::1] source_scale,
     double self_weight,
     bint mean,
     bint accumulate,
+    bint stream,
+    Py_ssize_t start,
+    Py_ssize_t stop,
+    stored_t[:, ::1] scratch,
+    int level,
+    int num_threads,
+):
+    """With a scratch tile `x` is copied into it, some columns at a time, and gathered from there."""
+    cdef Gather[stored_t, real_t] g
+    cdef stored_t* tile
+    if start == stop or columns == 0:
+        return
+    g.indptr = &indptr[0]
+    g.indices = &indices[0] if indices.shape[0] > 0 else NULL
+    g.nnz = indices.shape[0]
+    g.data = &data[0] if data.shape[0] > 0 else NULL
+    g.row_scale = &row_scale[0] if row_scale.shape[0] > 0 else NULL
+    g.source_scale = &source_scale[0] if source_scale.shape[0] > 0 else NULL
+    g.self_scale = g.source_scale
+    g.self_weight = <real_t>self_weight
+    g.mean = mean
+    g.accumulate = accumulate
+    g.stream = stream and not accumulate
+    if DORYLUS_BOUNDS_CHECK:
+        check_reads(indptr, indices, x.shape[1], start, stop)
+    tile = &scratch[0, 0] if scratch.shape[0] > 0 else NULL
+    with nogil:
+        gather_columns(&g, x, out, columns, start, stop, tile, scratch.shape[1], level, num_threads)
+
+
+cdef int gather_columns(
+    Gather[stored_t, real_t]* g,
+    const stored_t[:, :, ::1] x,
+    real_t[:, :, ::1] out,
+    Py_ssize_t columns,
+    Py_ssize_t start,
+    Py_ssize_t stop,
+    stored_t* scratch,
+    Py_ssize_t scratch_columns,
+    int level,
+    int num_threads,
+) except -1 nogil:
+    """Walk over the pieces of a row that are contiguous in the input, the scratch and the output."""
+    cdef Py_ssize_t column = 0
+    cdef Py_ssize_t width
+    cdef Py_ssize_t x_width = x.shape[2]
+    cdef Py_ssize_t out_width = out.shape[2]
+    cdef bint stream = g.stream
+    cdef const real_t* scale = g.source_scale
+    while column < columns:
+        width = min(columns - column, x_width - column % x_width, out_width - column % out_width)
+        g.x = &x[column // x_width, 0, column % x_width]
+        g.x_stride = x_width
+        g.self = g.x
+        g.self_stride = x_width
+        if scratch != NULL:
+            width = min(width, scratch_columns)
+            # The scale is applied as a row is copied, not once an edge, where that is the same bits.
+            if stored_t is not uint16_t and g.data == NULL:
+                fill(g.x, x_width, width, scale, scratch, scratch_columns, x.shape[1], level, num_threads)
+                g.source_scale = NULL
+            else:
+                fill(g.x, x_width, width, <const real_t*>NULL, scratch, scratch_columns, x.shape[1], level, num_threads)
+            g.x = scratch
+            g.x_stride = scratch_columns
+        g.out = &out[column // out_width, 0, column % out_width]
+        g.out_stride = out_width
+        g.columns = width
+        g.stream = stream and is_whole_lines(<uintptr_t>g.out, out_width * sizeof(real_t), width * sizeof(real_t))
+        gather_all_rows(g, start, stop, level, num_threads)
+        g.source_scale = scale
+        column += width
+    return 0
+
+
+cdef inline bint is_whole_lines(uintptr_t address, size_t stride, size_t width) noexcept nogil:
+    """Whether every row of the output is a number of whole cache lines."""
+    return address % 64 == 0 and stride % 64 == 0 and width % 64 == 0
+
+
+cdef int fill(
+    const stored_t* x,
+    Py_ssize_t x_width,
+    Py_ssize_t width,
+    const real_t* scale,
+    stored_t* scratch,
+    Py_ssize_t scratch_columns,
+    Py_ssize_t rows,
+    int level,
+    int num_threads,
+) except -1 nogil:
+    """Copy `width` columns of all rows into the scratch tile."""
+    cdef Py_ssize_t k
+    cdef Py_ssize_t parts = pieces(rows, num_threads)
+    for k in prange(parts, schedule="static", num_threads=num_threads):
+        fill_tile(
+            level, x, x_width, width, scale, scratch, scratch_columns, cut(rows, parts, k), cut(rows, parts, k + 1)
+        )
+    return 0
+
+
+cdef int gather_all_rows(
+    Gather[stored_t, real_t]* g, Py_ssize_t start, Py_ssize_t stop, int level, int num_threads
+) except -1 nogil:
+    """Cut the rows into pieces of equal work; with more threads, share each hub among them afterwards."""
+    cdef Py_ssize_t k, i, n_pieces
+    cdef Py_ssize_t first = work(g.indptr, start)
+    cdef Py_ssize_t all_work = work(g.indptr, stop) - first
+    cdef int threads = <int>min(<Py_ssize_t>num_threads, all_work // LEAST_WORK + 1)
+    cdef bint shared = threads > 1
+    n_pieces = min(threads * PIECES, all_work // LEAST_WORK + 1) if shared else 1
+    for k in prange(n_pieces, schedule="dynamic", num_threads=threads):
+        gather_rows(
+            level, g[0], row_of_work(g.indptr, start, stop, first + cut(all_work, n_pieces, k)),
+            row_of_work(g.indptr, start, stop, first + cut(all_work, n_pieces, k + 1)), shared,
+        )
+    if shared:
+        for i in range(start, stop):
+            if g.indptr[i + 1] - g.indptr[i] > HUB:
+                gather_hub(g, i, level, threads)
+    return 0
+
+
+cdef inline Py_ssize_t work(const int64_t* indptr, Py_ssize_t row) noexcept nogil:
+    """The work of all rows before this one."""
+    return indptr[row] + ROW_COST * row
+
+
+cdef inline Py_ssize_t row_of_work(
+    const int64_t* indptr, Py_ssize_t start, Py_ssize_t stop, Py_ssize_t target
+) noexcept nogil:
+    """The first row that begins at or after this work: rows are cut by edges, each in one piece."""
+    cdef Py_ssize_t middle
+    while start < stop:
+        middle = start + (stop - start) // 2
+        if work(indptr, middle) < target:
+            start = middle + 1
+        else:
+            stop = middle
+    return start
+
+
+cdef int gather_hub(Gather[stored_t, real_t]* g, Py_ssize_t row, int level, int num_threads) except -1 nogil:
+    """Sum the pieces of one row by all threads and add them in order."""
+    cdef Py_ssize_t first = g.indptr[row]
+    cdef Py_ssize_t end = g.indptr[row + 1]
+    cdef Py_ssize_t n_parts = (end - first + HUB - 1) // HUB
+    cdef Py_ssize_t width = g.columns
+    cdef Py_ssize_t group, group_end, k, j
+    cdef real_t* total = <real_t*>malloc((GROUP + 1) * width * sizeof(real_t))
+    cdef real_t* parts = total + width
+    if total == NULL:
+        with gil:
+            raise MemoryError("no memory for the sums of a hub")
+    group = 0
+    while group < n_parts:
+        group_end = min(group + GROUP, n_parts)
+        for k in prange(group, group_end, schedule="dynamic", num_threads=num_threads):
+            gather_piece(
+                level, g[0], first + k * HUB, min(first + (k + 1) * HUB, end), parts + (k - group) * width
+            )
+        for k in range(group, group_end):
+            for j in range(width):
+                total[j] = parts[(k - group) * width + j] if k == 0 else total[j] + parts[(k - group) * width + j]
+        group = group_end
+    gather_finish(level, g[0], row, total)
+    free(total)
+    return 0
+
+
+cdef int check_reads(
+    const int64_t[::1] indptr, const int32_t[::1] indices, Py_ssize_t n_sources, Py_ssize_t start, Py_ssize_t stop
+) except -1:
+    """Check what C++ is about to read: in the bounds-checked build a fault raises IndexError."""
+    cdef Py_ssize_t i, e
+    for i in range(start, stop):
+        for e in range(indptr[i], indptr[i + 1]):
+            if not 0 <= indices[e] < n_sources:
+                raise IndexError(f"Out of bounds: entry {e} of row {i} reads source {indices[e]} of {n_sources}")
+    return 0
+
+
+def gather_max(
+    const int64_t[::1] indptr,
+    const int32_t[::1] indices,
+    const stored_t[:, :, ::1] x,
+    real_t[:, ::1] out,
+    int32_t[:, ::1] source,
+    Py_ssize_t start,
+    Py_ssize_t stop,
+    int level,
+    int num_threads,
+):
+    """An empty `source` is not written."""
+    cdef GatherMax[stored_t, real_t] g
+    cdef Py_ssize_t column = 0
+    if start == stop:
+        return
+    if DORYLUS_BOUNDS_CHECK:
+        check_reads(indptr, indices, x.shape[1], start, stop)
+    g.indptr = &indptr[0]
+    g.indices = &indices[0] if indices.shape[0] > 0 else NULL
+    g.nnz = indices.shape[0]
+    g.x_stride = x.shape[2]
+    g.out_stride = out.shape[1]
+    while column < out.shape[1]:
+        g.x = &x[column // x.shape[2], 0, 0]
+        g.out = &out[0, column]
+        g.source = &source[0, column] if source.shape[0] > 0 else NULL
+        g.columns = min(x.shape[2], out.shape[1] - column)
+        with nogil:
+            max_all_rows(&g, start, stop, level, num_threads)
+        column += x.shape[2]
+
+
+cdef int max_all_rows(
+    GatherMax[stored_t, real_t]* g, Py_ssize_t start, Py_ssize_t stop, int level, int num_threads
+) except -1 nogil:
+    """Cut the rows into pieces of equal work."""
+    cdef Py_ssize_t k
+    cdef Py_ssize_t first = work(g.indptr, start)
+    cdef Py_ssize_t all_work = work(g.indptr, stop) - first
+    cdef int threads = <int>min(<Py_ssize_t>num_threads, all_work // LEAST_WORK + 1)
+    cdef Py_ssize_t n_pieces = min(threads * PIECES, all_work // LEAST_WORK + 1)
+    for k in prange(n_pieces, schedule="dynamic", num_threads=threads):
+        gather_max_rows(
+            level, g[0], row_of_work(g.indptr, start, stop, first + cut(all_work, n_pieces, k)),
+            row_of_work(g.indptr, start, stop, first + cut(all_work, n_pieces, k + 1)),
+        )
+    return 0
+
+
+def gather_max_adjoint(
+    const int32_t[:, ::1] source,
+    const real_t[:, ::1] d_out,
+    real_t[:, ::1] d_x,
+    bint accumulate,
     Py_ssize_t start,
     Py_ssize_t stop,
     int num_threads,
 ):
-    """Threads take blocks of rows; a row is summed by one thread, in the order of its entries."""
-    cdef Py_ssize_t block
-    cdef Py_ssize_t n_blocks = (stop - start + BLOCK - 1) // BLOCK
-    for block in prange(n_blocks, nogil=True, schedule="dynamic", num_threads=num_threads):
-        gather_block(
-            indptr, indices, data, x, out, row_scale, source_scale, <real_t>self_weight, mean, accumulate,
-            start + block * BLOCK, min(start + (block + 1) * BLOCK, stop),
+    """Threads take strips of columns: a source may be named by many rows."""
+    cdef Py_ssize_t k
+    cdef Py_ssize_t f = d_x.shape[1]
+    cdef Py_ssize_t strips = pieces((f + STRIP - 1) // STRIP, num_threads)
+    for k in prange(strips, nogil=True, schedule="static", num_threads=num_threads):
+        max_adjoint_strip(
+            source, d_out, d_x, accumulate, start, stop, cut(f, strips, k), cut(f, strips, k + 1)
         )
 
 
-cdef int gather_block(
-    const int64_t[::1] indptr,
-    const int32_t[::1] indices,
-    const real_t[::1] data,
-    const real_t[:, ::1] x,
-    real_t[:, ::1] out,
-    const real_t[::1] row_scale,
-    const real_t[::1] source_scale,
-    real_t self_weight,
-    bint mean,
+cdef int max_adjoint_strip(
+    const int32_t[:, ::1] source,
+    const real_t[:, ::1] d_out,
+    real_t[:, ::1] d_x,
     bint accumulate,
     Py_ssize_t start,
     Py_ssize_t stop,
+    Py_ssize_t left,
+    Py_ssize_t right,
 ) except -1 nogil:
-    cdef real_t total[TILE]
-    cdef const real_t* row
-    cdef real_t* target
-    cdef real_t weight
-    cdef Py_ssize_t i, e, j, tile, first, width
-    cdef Py_ssize_t f = x.shape[1]
-    cdef bint has_data = data.shape[0] > 0
-    cdef bint has_row_scale = row_scale.shape[0] > 0
-    cdef bint has_source_scale = source_scale.shape[0] > 0
-
+    cdef Py_ssize_t i, j
+    if not accumulate:
+        for i in range(d_x.shape[0]):
+            for j in range(left, right):
+                d_x[i, j] = 0
     for i in range(start, stop):
-        for tile in range((f + TILE - 1) // TILE):
-            first = tile * TILE
-            width = min(<Py_ssize_t>TILE, f - first)
-            for j in range(width):
-                total[j] = 0
-            for e in range(indptr[i], indptr[i + 1]):
-                row = &x[indices[e], first]
-                weight = data[e] if has_data else <real_t>1
-                if has_source_scale:
-                    weight = weight * source_scale[indices[e]]
-                for j in range(width):
-                    total[j] += weight * row[j]
-            if mean and indptr[i + 1] > indptr[i]:
-                weight = <real_t>(indptr[i + 1] - indptr[i])
-                for j in range(width):
-                    total[j] /= weight
-            if self_weight != 0:
-                row = &x[i, first]
-                weight = self_weight * source_scale[i] if has_source_scale else self_weight
-                for j in range(width):
-                    total[j] += weight * row[j]
-            if has_row_scale:
-                weight = row_scale[i]
-                for j in range(width):
-                    total[j] *= weight
-            target = &out[i, first]
-            if accumulate:
-                for j in range(width):
-                    target[j] += total[j]
-            else:
-                for j in range(width):
-                    target[j] = total[j]
+        for j in range(left, right):
+            if source[i, j] >= 0:
+                d_x[source[i, j], j] += d_out[i, j]
     return 0
 
 
@@ -114,70 +329,51 @@ def gather_adjoint(
     bint accumulate,
     Py_ssize_t start,
     Py_ssize_t stop,
+    int level,
     int num_threads,
 ):
     """Threads take strips of columns: rows of `d_x` are shared by many rows, columns by none."""
+    cdef Adjoint[real_t] g
     cdef Py_ssize_t k
     cdef Py_ssize_t f = d_x.shape[1]
+    cdef Py_ssize_t n = d_x.shape[0]
     cdef Py_ssize_t strips = pieces((f + STRIP - 1) // STRIP, num_threads)
-    for k in prange(strips, nogil=True, schedule="static", num_threads=num_threads):
-        adjoint_strip(
-            indptr, indices, data, d_out, d_x, row_scale, source_scale, <real_t>self_weight, mean, accumulate,
-            start, stop, cut(f, strips, k), cut(f, strips, k + 1),
-        )
-
-
-cdef int adjoint_strip(
-    const int64_t[::1] indptr,
-    const int32_t[::1] indices,
-    const real_t[::1] data,
-    const real_t[:, ::1] d_out,
-    real_t[:, ::1] d_x,
-    const real_t[::1] row_scale,
-    const real_t[::1] source_scale,
-    real_t self_weight,
-    bint mean,
-    bint accumulate,
-    Py_ssize_t start,
-    Py_ssize_t stop,
-    Py_ssize_t left,
-    Py_ssize_t right,
-) except -1 nogil:
-    cdef real_t gradient[TILE]
-    cdef const real_t* row
-    cdef real_t* target
-    cdef real_t weight, scale
-    cdef Py_ssize_t i, e, j, tile, first, width
-    cdef bint has_data = data.shape[0] > 0
-    cdef bint has_source_scale = source_scale.shape[0] > 0
-
+    if f == 0 or n == 0:
+        return
+    if DORYLUS_BOUNDS_CHECK:
+        check_reads(indptr, indices, n, start, stop)
+    g.indptr = &indptr[0]
+    g.indices = &indices[0] if indices.shape[0] > 0 else NULL
+    g.data = &data[0] if data.shape[0] > 0 else NULL
+    g.d_out = &d_out[0, 0] if d_out.shape[0] > 0 else NULL
+    g.d_x = &d_x[0, 0]
+    g.stride = f
+    g.row_scale = &row_scale[0] if row_scale.shape[0] > 0 else NULL
+    g.source_scale = &source_scale[0] if source_scale.shape[0] > 0 else NULL
+    g.self_weight = <real_t>self_weight
+    g.mean = mean
     if not accumulate:
-        for i in range(d_x.shape[0]):
-            for j in range(left, right):
-                d_x[i, j] = 0
+        for k in prange(n, nogil=True, schedule="static", num_threads=num_threads):
+            memset(&d_x[k, 0], 0, f * sizeof(real_t))
+    for k in prange(strips, nogil=True, schedule="static", num_threads=num_threads):
+        adjoint_strip(level, g, start, stop, cut(f, strips, k), cut(f, strips, k + 1))
 
-    for i in range(start, stop):
-        scale = row_scale[i] if row_scale.shape[0] > 0 else <real_t>1
-        for tile in range((right - left + TILE - 1) // TILE):
-            first = left + tile * TILE
-            width = min(<Py_ssize_t>TILE, right - first)
-            row = &d_out[i, first]
-            for j in range(width):
-                gradient[j] = scale * row[j]
-            if self_weight != 0:
-                target = &d_x[i, first]
-                weight = self_weight * source_scale[i] if has_source_scale else self_weight
-                for j in range(width):
-                    target[j] += weight * gradient[j]
-            if mean and indptr[i + 1] > indptr[i]:
-                weight = <real_t>(indptr[i + 1] - indptr[i])
-                for j in range(width):
-                    gradient[j] /= weight
-            for e in range(indptr[i], indptr[i + 1]):
-                target = &d_x[indices[e], first]
-                weight = data[e] if has_data else <real_t>1
-                if has_source_scale:
-                    weight = weight * source_scale[indices[e]]
-                for j in range(width):
-                    target[j] += weight * gradient[j]
-    return 0
+
+def to_bfloat16(const float[::1] x, uint16_t[::1] out, int level, int num_threads):
+    """Threads take equal pieces."""
+    cdef Py_ssize_t k
+    cdef Py_ssize_t n = x.shape[0]
+    cdef Py_ssize_t parts = pieces(n, num_threads)
+    if n > 0:
+        for k in prange(parts, nogil=True, schedule="static", num_threads=num_threads):
+            convert(level, &x[cut(n, parts, k)], &out[cut(n, parts, k)], cut(n, parts, k + 1) - cut(n, parts, k))
+
+
+def from_bfloat16(const uint16_t[::1] x, float[::1] out, int level, int num_threads):
+    """Threads take equal pieces."""
+    cdef Py_ssize_t k
+    cdef Py_ssize_t n = x.shape[0]
+    cdef Py_ssize_t parts = pieces(n, num_threads)
+    if n > 0:
+        for k in prange(parts, nogil=True, schedule="static", num_threads=num_threads):
+            convert(level, &x[cut(n, parts, k)], &out[cut(n, parts, k)], cut(n, parts, k + 1) - cut(n, parts, k))

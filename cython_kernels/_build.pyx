@@ -1,4 +1,4 @@
-"""How this very binary was compiled."""
+"""How this very binary was compiled, and what the CPU it runs on can do."""
 
 cdef extern from *:
     """
@@ -11,6 +11,9 @@ cdef extern from *:
     const int DORYLUS_OPENMP
     const int DORYLUS_BOUNDS_CHECK
 
+cdef extern from "simd/isa.hpp" namespace "dorylus":
+    int detect_level()
+
 
 def build_info():
     """Tell how the kernels were compiled.
@@ -22,3 +25,8 @@ def build_info():
         ``DORYLUS_BOUNDS_CHECK=1``); ``openmp``: whether ``num_threads`` has an effect.
     """
     return {"bounds_check": bool(DORYLUS_BOUNDS_CHECK), "openmp": bool(DORYLUS_OPENMP)}
+
+
+def best_level():
+    """The best level of instructions that this CPU has: 0 baseline, 1 AVX2, 2 AVX-512."""
+    return detect_level()

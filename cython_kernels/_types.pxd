@@ -1,8 +1,15 @@
-# What all kernels share: the element type and how work is cut.
+# What all kernels share: the element types and how work is cut.
+
+from libc.stdint cimport uint16_t
 
 ctypedef fused real_t:
     float
     double
+
+ctypedef fused stored_t:  # what features may be stored in; uint16 holds the bits of bfloat16
+    float
+    double
+    uint16_t
 
 
 cdef inline Py_ssize_t cut(Py_ssize_t n, Py_ssize_t parts, Py_ssize_t k) noexcept nogil:

@@ -10,7 +10,9 @@ divided by the number of entries of the row. A GCN layer needs no value per edge
 scales are 1/sqrt(degree + 1) and the self weight is 1 (Kipf and Welling, "Semi-supervised
 classification with graph convolutional networks", ICLR 2017, eq. 2).
 
-Sums are made in the dtype of `x`. No result depends on `num_threads`, bit for bit.
+Sums are made in the dtype of `x`, those of bfloat16 in float32. No result depends on `num_threads`, on
+the layout of `x` or on the instructions of the CPU, bit for bit. `simd/isa.hpp` tells how that is
+done and why features are tiled.
 """
 
 from __future__ import annotations
@@ -19,8 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from . import _aggregate, checks
+from . import _aggregate, checks, dispatch
+from .bfloat16 import sum_dtype
 from .checks import FloatArray, IntArray
+from .layout import LAYOUTS, Tiles, choose_layout, empty, last_level_cache, tile_columns
+
+Features = FloatArray | Tiles
 
 MAX_COLUMNS = 2**31  # indices are int32
 
@@ -58,8 +64,8 @@ def gather(
     indptr: IntArray,
     indices: IntArray,
     data: FloatArray | None,
-    x: FloatArray,
-    out: FloatArray | None = None,
+    x: Features,
+    out: Features | None = None,
     *,
     row_scale: FloatArray | None = None,
     source_scale: FloatArray | None = None,
@@ -67,25 +73,32 @@ def gather(
     mean: bool = False,
     accumulate: bool = False,
     rows: tuple[int, int] | None = None,
+    layout: str = "auto",
     num_threads: int = 1,
     validate: bool = True,
-) -> FloatArray:
+) -> Features:
     """Sum the rows of `x` that each row of a CSR matrix names (formula at the top of this module).
+
+    O(nnz f) time. A row with many entries (`hub_degree`) is summed in pieces of that many, which
+    threads share; the others are cut among the threads by their entries, not by their number.
 
     Parameters
     ----------
     indptr, indices
         int64 [n_rows + 1] and int32 [nnz]. Duplicate entries count each time.
     data
-        One value per entry, of the dtype of `x`; None stands for ones.
+        One value per entry, of the dtype of the sums; None stands for ones.
     x
-        float32 or float64 [n_cols, f]: the rows of the sources, own rows first, ghosts after them.
+        [n_cols, f]: the rows of the sources, own rows first, ghosts after them; row-major, or `Tiles`.
+        float32 or float64, summed in that dtype; or uint16, the bits of bfloat16 (`to_bfloat16`), summed in
+        float32.
     out
-        [n_rows, f], apart from every input. If None it is made; rows outside `rows` are then zero.
+        [n_rows, f] of the dtype of the sums, apart from every input; row-major, or `Tiles`. If None it is
+        made, row-major; rows outside `rows` are then zero.
     row_scale
-        [n_rows], of the dtype of `x`, or None.
+        [n_rows], of the dtype of the sums, or None.
     source_scale
-        [n_cols], of the dtype of `x`, or None.
+        [n_cols], of the dtype of the sums, or None.
     self_weight
         Weight of a row's own `x`; other than 0 it needs n_cols >= n_rows.
     mean
@@ -94,10 +107,85 @@ def gather(
         Add to `out`, which must then be given, instead of overwriting it.
     rows
         (start, stop): compute and write only these rows. None: all.
+    layout
+        How a row-major `x` is read. ``rows``: as it is. ``tiles``: copied, a cache line of columns at a
+        time, into one tile of scratch memory (64 bytes a source) and gathered from there. ``auto``: what
+        `choose_layout` says for all rows; ``rows`` for some of them, whose work may not pay for a copy.
     num_threads
-        Threads over blocks of rows.
+        Threads over pieces of the rows.
     validate
         False skips the check of every entry, for a matrix that passed `check_csr` before.
+
+    Returns
+    -------
+    numpy.ndarray or Tiles
+        `out`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument of another type, shape or layout than above, or an index out of range.
+
+    """
+    n_cols, columns = _check_features("x", x)
+    dtype = sum_dtype(x.dtype)
+    n_rows = _check_matrix(indptr, indices, data, dtype, n_cols, validate)
+    start, stop = checks.row_range(rows, n_rows)
+    scales = _check_scales(row_scale, source_scale, self_weight, dtype, n_rows, n_cols)
+    if out is None and accumulate:
+        raise ValueError("accumulate=True adds to out, got out=None")
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout must be {', '.join(LAYOUTS)}, got {layout!r}")
+    result = _check_result(out, dtype, (n_rows, columns))
+    checks.apart(
+        "out", _memory(result), x=_memory(x), data=data, indptr=indptr, indices=indices,
+        row_scale=row_scale, source_scale=source_scale,
+    )  # fmt: skip
+    if out is None and isinstance(result, np.ndarray):
+        result[:start] = 0
+        result[stop:] = 0
+    if layout == "auto" and isinstance(x, np.ndarray) and (start, stop) == (0, n_rows):
+        layout = choose_layout(indptr, indices, (n_cols, columns), x.dtype)
+    tiled = layout == "tiles" and isinstance(x, np.ndarray)
+    scratch = empty((n_cols, tile_columns(x.dtype)) if tiled else (0, 0), x.dtype)
+    # What is written past the caches does not push the tile out of them.
+    stream = (tiled or isinstance(x, Tiles)) and n_rows * columns * dtype.itemsize > last_level_cache()
+    _aggregate.gather(
+        indptr, indices, _values(data, dtype), _as_tiles(x), _as_tiles(result), columns, *scales,
+        bool(mean), bool(accumulate), stream, start, stop, scratch,
+        dispatch.level(), checks.threads(num_threads),
+    )  # fmt: skip
+    return result
+
+
+def gather_max(
+    indptr: IntArray,
+    indices: IntArray,
+    x: Features,
+    out: FloatArray | None = None,
+    *,
+    source: IntArray | None = None,
+    rows: tuple[int, int] | None = None,
+    num_threads: int = 1,
+    validate: bool = True,
+) -> FloatArray:
+    """Take the largest value of each column over the sources that each row names.
+
+    O(nnz f) time. The pooling aggregator of GraphSAGE (Hamilton, Ying, Leskovec, "Inductive
+    representation learning on large graphs", NeurIPS 2017, eq. 3).
+
+    Parameters
+    ----------
+    indptr, indices, rows, num_threads, validate
+        As for `gather`.
+    x
+        [n_cols, f], as for `gather`.
+    out
+        [n_rows, f] of the dtype of the sums, row-major; made if None, rows outside `rows` then being 0.
+        A row without entries becomes 0. A NaN counts as the largest value.
+    source
+        int32 [n_rows, f], or None: is given the source of each value, of equal ones that of the first
+        entry; -1 for a row without entries. `gather_max_adjoint` needs it.
 
     Returns
     -------
@@ -107,32 +195,95 @@ def gather(
     Raises
     ------
     TypeError, ValueError
-        An argument of another type, shape or layout than above, or an index out of range.
+        As `gather`.
     """
-    checks.array("x", x, checks.FLOATS, (None, None))
-    n_rows = _check_matrix(indptr, indices, data, x.dtype, x.shape[0], validate)
+    n_cols, columns = _check_features("x", x)
+    dtype = sum_dtype(x.dtype)
+    n_rows = _check_matrix(indptr, indices, None, dtype, n_cols, validate)
     start, stop = checks.row_range(rows, n_rows)
-    scales = _check_scales(row_scale, source_scale, self_weight, x.dtype, n_rows, x.shape[0])
-    if out is None and accumulate:
-        raise ValueError("accumulate=True adds to out, got out=None")
-    result = checks.output("out", out, x.dtype, (n_rows, x.shape[1]))
-    checks.apart(
-        "out",
-        result,
-        x=x,
-        data=data,
-        indptr=indptr,
-        indices=indices,
-        row_scale=row_scale,
-        source_scale=source_scale,
-    )
+    result = checks.output("out", out, dtype, (n_rows, columns))
+    if source is None:
+        sources = np.empty((0, 0), np.int32)
+    else:
+        sources = checks.array("source", source, "int32", (n_rows, columns), writable=True)
+    checks.apart("out", result, x=_memory(x), indptr=indptr, indices=indices, source=source)
+    checks.apart("source", sources, x=_memory(x), indptr=indptr, indices=indices)
     if out is None:
         result[:start] = 0
         result[stop:] = 0
-    _aggregate.gather(
-        indptr, indices, _values(data, x.dtype), x, result, *scales,
-        bool(mean), bool(accumulate), start, stop, checks.threads(num_threads),
-    )  # fmt: skip
+    _aggregate.gather_max(
+        indptr,
+        indices,
+        _as_tiles(x),
+        result,
+        sources,
+        start,
+        stop,
+        dispatch.level(),
+        checks.threads(num_threads),
+    )
+    return result
+
+
+def gather_max_adjoint(
+    source: IntArray,
+    d_out: FloatArray,
+    d_x: FloatArray | None = None,
+    *,
+    n_sources: int,
+    accumulate: bool = False,
+    rows: tuple[int, int] | None = None,
+    num_threads: int = 1,
+    validate: bool = True,
+) -> FloatArray:
+    """Give each gradient to the source that its value came from. O(n_rows f) time: no edge is read.
+
+    Parameters
+    ----------
+    source
+        int32 [n_rows, f], as `gather_max` left it; -1 names nobody.
+    d_out
+        float32 or float64 [n_rows, f]: the gradient of the result of `gather_max`.
+    d_x
+        [n_sources, f], apart from the inputs; made if None.
+    n_sources
+        Number of rows of `x`.
+    accumulate
+        Add to `d_x`, which must then be given, instead of overwriting all of it.
+    rows
+        (start, stop): only these rows of `d_out` contribute. None: all.
+    num_threads
+        Threads over strips of columns.
+    validate
+        False skips the check of every source.
+
+    Returns
+    -------
+    numpy.ndarray
+        `d_x`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument of another type, shape or layout than above, or a source out of range.
+    """
+    checks.array("d_out", d_out, checks.FLOATS, (None, None))
+    checks.array("source", source, "int32", d_out.shape)
+    n_sources = checks.integer("n_sources", n_sources, 0, MAX_COLUMNS + 1)
+    start, stop = checks.row_range(rows, d_out.shape[0])
+    if d_x is None and accumulate:
+        raise ValueError("accumulate=True adds to d_x, got d_x=None")
+    result = checks.output("d_x", d_x, d_out.dtype, (n_sources, d_out.shape[1]))
+    checks.apart("d_x", result, d_out=d_out, source=source)
+    if validate and source.size and (source.min() < -1 or source.max() >= n_sources):
+        row, column = np.argwhere((source < -1) | (source >= n_sources))[0]
+        raise ValueError(
+            f"source[{row}, {column}] = {source[row, column]} is outside -1..{n_sources - 1} "
+            f"(there are {n_sources} source rows)"
+        )
+    _aggregate.gather_max_adjoint(
+        source, d_out, result, bool(accumulate), start, stop, checks.threads(num_threads)
+    )
     return result
 
 
@@ -198,7 +349,7 @@ def gather_adjoint(
     )  # fmt: skip
     _aggregate.gather_adjoint(
         indptr, indices, _values(data, d_out.dtype), d_out, result, *scales,
-        bool(mean), bool(accumulate), start, stop, checks.threads(num_threads),
+        bool(mean), bool(accumulate), start, stop, dispatch.level(), checks.threads(num_threads),
     )  # fmt: skip
     return result
 
@@ -238,6 +389,37 @@ def _check_scales(
         checks.optional("source_scale", source_scale, dtype, n_cols),
         self_weight,
     )
+
+
+def _check_features(name: str, x: Features) -> tuple[int, int]:
+    """Check a feature matrix of either layout and return its shape."""
+    if isinstance(x, Tiles):
+        return x.shape
+    checks.array(name, x, (*checks.FLOATS, "uint16"), (None, None))
+    return x.shape[0], x.shape[1]
+
+
+def _check_result(out: Features | None, dtype: np.dtype[Any], shape: tuple[int, int]) -> Features:
+    """Check an output of either layout, or make a row-major one."""
+    if out is None:
+        return empty(shape, dtype)
+    if not isinstance(out, Tiles):
+        return checks.array("out", out, dtype, shape, writable=True)
+    if out.shape != shape or out.dtype != dtype:
+        raise ValueError(f"out must be tiles of {dtype} for shape {shape}, got {out.dtype} for {out.shape}")
+    if not out.array.flags.writeable:
+        raise ValueError("out must be writable, got read-only tiles")
+    return out
+
+
+def _memory(x: Features) -> FloatArray:
+    """Find the array behind a matrix of either layout."""
+    return x.array if isinstance(x, Tiles) else x
+
+
+def _as_tiles(x: Features) -> FloatArray:
+    """View a matrix of either layout as the loops want it; a row-major one is a single tile."""
+    return x.array if isinstance(x, Tiles) else x[None]
 
 
 def _values(data: FloatArray | None, dtype: np.dtype[Any]) -> FloatArray:

@@ -77,13 +77,13 @@ def apart(name: str, out: npt.NDArray[Any], **inputs: object) -> None:
 
 def same_or_apart(name: str, out: npt.NDArray[Any], other: str, value: npt.NDArray[Any]) -> None:
     """Accept an output that is an input of the same shape, element for element, or apart from it."""
-    if np.may_share_memory(out, value) and _address(out) != _address(value):
+    if np.may_share_memory(out, value) and address(out) != address(value):
         raise ValueError(
             f"{name} overlaps {other} without being the same array; use {other} itself, or apart memory"
         )
 
 
-def _address(value: npt.NDArray[Any]) -> int:
+def address(value: npt.NDArray[Any]) -> int:
     """Where the first element of an array is."""
     return int(value.__array_interface__["data"][0])
 

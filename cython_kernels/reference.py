@@ -15,7 +15,9 @@ import numpy.typing as npt
 from scipy.sparse import csr_array, diags_array
 from scipy.special import log_softmax
 
+from .aggregate import Features
 from .checks import FloatArray, IntArray
+from .layout import Tiles
 
 Uint64Array = npt.NDArray[np.uint64]
 LOW = np.uint64(0xFFFFFFFF)
@@ -65,12 +67,20 @@ def _operator(
     return csr_array(diags_array(inside) @ matrix)
 
 
+def _rows_of(x: Features) -> FloatArray:
+    """Lay a feature matrix out row by row, and widen bfloat16."""
+    if isinstance(x, Tiles):
+        n_tiles, n_rows, width = x.array.shape
+        x = x.array.transpose(1, 0, 2).reshape(n_rows, n_tiles * width)[:, : x.columns]
+    return from_bfloat16(x.view(np.uint16)) if x.dtype == np.uint16 else x
+
+
 def gather(
     indptr: IntArray,
     indices: IntArray,
     data: FloatArray | None,
-    x: FloatArray,
-    out: FloatArray | None = None,
+    x: Features,
+    out: Features | None = None,
     *,
     row_scale: FloatArray | None = None,
     source_scale: FloatArray | None = None,
@@ -78,16 +88,94 @@ def gather(
     mean: bool = False,
     accumulate: bool = False,
     rows: tuple[int, int] | None = None,
+    layout: str = "auto",
+    num_threads: int = 1,
+    validate: bool = True,
+) -> Features:
+    """Twin of `cython_kernels.gather`: one product with a SciPy matrix."""
+    values = _rows_of(x)
+    matrix = _operator(indptr, indices, data, len(values), row_scale, source_scale, self_weight, mean, rows)
+    total: FloatArray = matrix @ values.astype(np.float64)
+    if out is None:
+        return total.astype(values.dtype)
+    inside = slice(*rows) if rows is not None else slice(None)
+    if isinstance(out, Tiles):
+        before = _rows_of(out)
+        for column in range(out.columns):
+            tile, place = divmod(column, out.array.shape[2])
+            out.array[tile, inside, place] = total[inside, column] + (
+                before[inside, column] if accumulate else 0
+            )
+        return out
+    out[inside] = total[inside] + (out[inside] if accumulate else 0)
+    return out
+
+
+def gather_max(
+    indptr: IntArray,
+    indices: IntArray,
+    x: Features,
+    out: FloatArray | None = None,
+    *,
+    source: IntArray | None = None,
+    rows: tuple[int, int] | None = None,
     num_threads: int = 1,
     validate: bool = True,
 ) -> FloatArray:
-    """Twin of `cython_kernels.gather`: one product with a SciPy matrix."""
-    matrix = _operator(indptr, indices, data, len(x), row_scale, source_scale, self_weight, mean, rows)
-    total: FloatArray = matrix @ x.astype(np.float64)
+    """Twin of `cython_kernels.gather_max`: row by row."""
+    values = _rows_of(x)
+    result = np.zeros((len(indptr) - 1, values.shape[1]), values.dtype) if out is None else out
+    for i in range(*(rows if rows is not None else (0, len(indptr) - 1))):
+        columns = indices[indptr[i] : indptr[i + 1]]
+        best = np.argmax(values[columns], axis=0) if len(columns) else None  # a NaN is the largest
+        result[i] = 0 if best is None else values[columns[best], np.arange(values.shape[1])]
+        if source is not None:
+            source[i] = -1 if best is None else columns[best]
+    return result
+
+
+def gather_max_adjoint(
+    source: IntArray,
+    d_out: FloatArray,
+    d_x: FloatArray | None = None,
+    *,
+    n_sources: int,
+    accumulate: bool = False,
+    rows: tuple[int, int] | None = None,
+    num_threads: int = 1,
+    validate: bool = True,
+) -> FloatArray:
+    """Twin of `cython_kernels.gather_max_adjoint`: one scattered addition."""
+    total = np.zeros((n_sources, d_out.shape[1]))
+    row, column = np.nonzero(source >= 0)
+    if rows is not None:
+        inside = (row >= rows[0]) & (row < rows[1])
+        row, column = row[inside], column[inside]
+    np.add.at(total, (source[row, column], column), d_out[row, column].astype(np.float64))
+    if d_x is None:
+        return total.astype(d_out.dtype)
+    d_x[...] = total + (d_x if accumulate else 0)
+    return d_x
+
+
+def to_bfloat16(x: FloatArray, out: IntArray | None = None, *, num_threads: int = 1) -> IntArray:
+    """Twin of `cython_kernels.to_bfloat16`: choose the nearer neighbour, of two equally near the even one."""
+    bits = x.view(np.uint32).astype(np.uint64)
+    low, rest = bits >> np.uint64(16), bits & np.uint64(0xFFFF)
+    up = (rest > 0x8000) | ((rest == 0x8000) & (low % np.uint64(2) == 1))
+    rounded = np.where(np.isnan(x), low | np.uint64(0x40), low + up).astype(np.uint16)
     if out is None:
-        return total.astype(x.dtype)
-    inside = slice(*rows) if rows is not None else slice(None)
-    out[inside] = total[inside] + (out[inside] if accumulate else 0)
+        return rounded
+    out[...] = rounded
+    return out
+
+
+def from_bfloat16(x: IntArray, out: FloatArray | None = None, *, num_threads: int = 1) -> FloatArray:
+    """Twin of `cython_kernels.from_bfloat16`: shift the bits."""
+    wide = (x.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    if out is None:
+        return wide
+    out[...] = wide
     return out
 
 

@@ -21,10 +21,20 @@ def test_build_info():
 def test_a_bounds_checked_build_checks_behind_the_doors(bad, threads):
     none, x, out = np.empty(0), np.ones((2, 3)), np.zeros((2, 3))
     indptr, index = np.array([0, 1, 2]), np.array([0, bad], np.int32)
+    scratch = np.empty((0, 0))
     with pytest.raises(IndexError):
-        _aggregate.gather(indptr, index, none, x, out, none, none, 0.0, False, False, 0, 2, threads)
+        _aggregate.gather(
+            indptr, index, none, x[None], out[None], 3, none, none, 0.0, False, False, False, 0, 2, scratch,
+            0, threads,
+        )  # fmt: skip
     with pytest.raises(IndexError):
-        _aggregate.gather_adjoint(indptr, index, none, x, out, none, none, 0.0, False, False, 0, 2, threads)
+        _aggregate.gather_max(indptr, index, x[None], out, np.empty((0, 0), np.int32), 0, 2, 0, threads)
+    with pytest.raises(IndexError):
+        _aggregate.gather_max_adjoint(4 * index[:, None].repeat(3, 1) + 4, x, out, False, 0, 2, threads)
+    with pytest.raises(IndexError):
+        _aggregate.gather_adjoint(
+            indptr, index, none, x, out, none, none, 0.0, False, False, 0, 2, 0, threads
+        )
     for kernel in (_rows.pack_rows, _rows.unpack_rows, _rows.scatter_add_rows):
         with pytest.raises(IndexError):
             kernel(x, index, out, threads)

@@ -10,7 +10,8 @@ import pytest
 import cython_kernels as ck
 from cython_kernels import reference
 
-I32, I64, F32, F64 = np.int32, np.int64, np.float32, np.float64
+I32, I64, F32, F64, U16 = np.int32, np.int64, np.float32, np.float64, np.uint16
+LAYOUTS = {"Tiles", "choose_layout", "from_tiles", "to_tiles"}  # tests/test_kernels_layout.py
 KEY = {"seed": 1, "epoch": 1, "layer": 1}
 N, F, NNZ, N_COLS = 3, 4, 4, 5
 
@@ -31,6 +32,14 @@ def good():
         | {"d_out": small, "d_x": np.zeros((N_COLS, F)), "n_sources": N_COLS}
         | scales
         | threads,
+        "gather_max": {"indptr": indptr, "indices": indices, "x": x, "out": np.zeros((N, F))}
+        | {"source": np.zeros((N, F), I32), "rows": (0, N)}
+        | threads,
+        "gather_max_adjoint": {"source": np.array([[0, 4, -1, 1]] * N, I32), "d_out": small}
+        | {"d_x": np.zeros((N_COLS, F)), "n_sources": N_COLS, "rows": (0, N)}
+        | threads,
+        "to_bfloat16": {"x": np.ones((N, F), F32), "out": np.zeros((N, F), U16)} | threads,
+        "from_bfloat16": {"x": np.ones((N, F), U16), "out": np.zeros((N, F), F32)} | threads,
         "pack_rows": {"x": x, "index": index, "out": np.zeros((N, F))} | threads,
         "unpack_rows": {"rows": small, "index": index, "out": np.zeros((N_COLS, F))} | threads,
         "scatter_add_rows": {"rows": small, "index": index, "out": np.zeros((N_COLS, F))} | threads,
@@ -54,7 +63,11 @@ def good():
     }
 
 
-OUTPUT = dict.fromkeys(good(), "out") | {"gather_adjoint": "d_x", "softmax_cross_entropy": "d_logits"}
+OUTPUT = dict.fromkeys(good(), "out") | {
+    "gather_adjoint": "d_x",
+    "gather_max_adjoint": "d_x",
+    "softmax_cross_entropy": "d_logits",
+}
 del OUTPUT["check_csr"]
 # What may be the output itself; the output must be apart from every other array.
 IN_PLACE = {
@@ -76,6 +89,8 @@ FIRST_FLOAT = {
     "check_csr": "data",
     "gather": "x",
     "gather_adjoint": "d_out",
+    "gather_max": "x",
+    "gather_max_adjoint": "d_out",
     "pack_rows": "x",
     "unpack_rows": "rows",
     "scatter_add_rows": "rows",
@@ -110,7 +125,7 @@ def test_the_twin_takes_the_same_arguments(door):
 
 
 def test_every_door_is_covered_here():
-    assert set(good()) == set(ck.__all__) - {"build_info", "philox4x32"}
+    assert set(good()) == set(ck.__all__) - {"build_info", "philox4x32", *LAYOUTS}
 
 
 @pytest.mark.parametrize(("door", "name"), ARRAYS)
@@ -144,7 +159,10 @@ def test_one_floating_dtype_for_a_call(door, name):
         )
 
 
-@pytest.mark.parametrize(("door", "name"), ARRAYS)
+ANY_SHAPE = {("to_bfloat16", "x"), ("from_bfloat16", "x")}
+
+
+@pytest.mark.parametrize(("door", "name"), [pair for pair in ARRAYS if pair not in ANY_SHAPE])
 def test_dimensions(door, name):
     refused(door, ValueError, rf"{name} must have \d dimension", **{name: good()[door][name][..., None]})
 
@@ -181,6 +199,12 @@ def test_a_read_only_output(door, name):
         ("gather_adjoint", "d_x", (N_COLS, F + 1)),
         ("gather_adjoint", "row_scale", (N_COLS,)),
         ("gather_adjoint", "source_scale", (N,)),
+        ("gather_max", "out", (N, F + 1)),
+        ("gather_max", "source", (N_COLS, F)),
+        ("gather_max_adjoint", "source", (N, F + 1)),
+        ("gather_max_adjoint", "d_x", (N, F)),
+        ("to_bfloat16", "out", (N, F + 1)),
+        ("from_bfloat16", "out", (F, N)),
         ("pack_rows", "out", (N_COLS, F)),
         ("pack_rows", "out", (N, F + 1)),
         ("unpack_rows", "rows", (N + 1, F)),
@@ -218,7 +242,7 @@ def test_an_output_that_overlaps_an_input(door, name):
     args, out = good()[door], OUTPUT[door]
     # Both lie in one buffer, the input 8 bytes behind the start of the output.
     buffer = np.zeros(max(args[name].nbytes, args[out].nbytes) + 8, np.uint8)
-    output = buffer[: args[out].nbytes].view(F64).reshape(args[out].shape)
+    output = buffer[: args[out].nbytes].view(args[out].dtype).reshape(args[out].shape)
     shifted = buffer[8 : 8 + args[name].nbytes].view(args[name].dtype).reshape(args[name].shape)
     shifted[...] = args[name]
     match = (
@@ -253,7 +277,7 @@ def test_threads(door, value, error):
     refused(door, error, "num_threads must be", num_threads=value)
 
 
-@pytest.mark.parametrize("door", ["check_csr", "gather", "gather_adjoint", "dropout_csr"])
+@pytest.mark.parametrize("door", ["check_csr", "gather", "gather_max", "gather_adjoint", "dropout_csr"])
 def test_a_matrix_that_is_none(door):
     for indptr in ([], [1, 2, 2, 4], [0, 2, 2, 5], [0, 2, 2, 3]):
         refused(door, ValueError, "indptr must", indptr=np.array(indptr, I64))
@@ -261,7 +285,7 @@ def test_a_matrix_that_is_none(door):
     refused(door, ValueError, r"indices\[2\] = -1 is outside", indices=np.array([0, 4, -1, 1], I32))
 
 
-@pytest.mark.parametrize("door", ["check_csr", "gather", "gather_adjoint"])
+@pytest.mark.parametrize("door", ["check_csr", "gather", "gather_max", "gather_adjoint"])
 def test_a_column_out_of_range(door):
     refused(door, ValueError, r"indices\[1\] = 5 is outside 0\.\.4", indices=np.array([0, 5, 1, 6], I32))
 
@@ -270,6 +294,18 @@ def test_a_column_out_of_range(door):
 @pytest.mark.parametrize("value", [-1, N_COLS])
 def test_a_row_out_of_range(door, value):
     refused(door, ValueError, rf"index\[2\] = {value} is outside 0\.\.4", index=np.array([0, 4, value], I32))
+
+
+@pytest.mark.parametrize("value", [-2, N_COLS])
+def test_a_source_out_of_range(value):
+    source = np.array([[0, 4, -1, 1]] * N, I32)
+    source[1, 2] = value
+    refused("gather_max_adjoint", ValueError, rf"source\[1, 2\] = {value} is outside -1\.\.4", source=source)
+
+
+@pytest.mark.parametrize("layout", ["row", "", None, 1])
+def test_layouts_of_gather(layout):
+    refused("gather", ValueError, "layout must be auto, rows, tiles, got", layout=layout)
 
 
 @pytest.mark.parametrize("door", ["gather", "gather_adjoint"])

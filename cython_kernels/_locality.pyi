@@ -1,0 +1,3 @@
+from .checks import IntArray
+
+def miss_rate(indices: IntArray, warm: int, cached_rows: int) -> float: ...

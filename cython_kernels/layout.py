@@ -1,0 +1,214 @@
+"""Layouts of a feature matrix: rows in memory one after the other, or tiles of columns.
+
+`simd/isa.hpp` tells with a picture why tiles are faster on a graph without locality. A tile is
+one cache line a row: 16 columns of float32, 8 of float64, 32 of bfloat16.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _locality, checks
+from .checks import FloatArray, IntArray
+
+LINE = 64  # bytes of a cache line
+LAYOUTS = ("auto", "rows", "tiles")
+
+# Reading a row that is not cached, against reading one that is, in the time of a tile's line; where
+# the two layouts cross. Measured: python -m bench.kernels
+MISSES_TO_TILE = 0.3
+SAMPLE = 1 << 18  # entries that choose_layout looks at, at most
+BUSY = 0.75  # of the last-level cache a tile may take: indices and results pass through it too
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """A feature matrix in tiles of columns.
+
+    Attributes
+    ----------
+    array
+        [n_tiles, n_rows, columns of a tile], C-contiguous: column c of the matrix is column
+        ``c % array.shape[2]`` of tile ``c // array.shape[2]``. Columns beyond the last are not read.
+    columns
+        Columns of the matrix.
+    """
+
+    array: npt.NDArray[Any]
+    columns: int
+
+    def __post_init__(self) -> None:
+        """Refuse what is no set of tiles."""
+        checks.array("Tiles.array", self.array, (*checks.FLOATS, "uint16"), (None, None, None))
+        checks.integer("Tiles.columns", self.columns, 0, 2**31)
+        n_tiles, _, width = self.array.shape
+        if width < 1 or n_tiles != math.ceil(self.columns / width):
+            raise ValueError(
+                f"{self.columns} columns do not make {n_tiles} tiles of {width}, got {self.array.shape}"
+            )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of the matrix."""
+        return self.array.shape[1], self.columns
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the elements."""
+        return self.array.dtype
+
+
+def tile_columns(dtype: npt.DTypeLike) -> int:
+    """Columns that make a cache line."""
+    return LINE // np.dtype(dtype).itemsize
+
+
+def empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Make an uninitialised array that begins at a cache line."""
+    dtype = np.dtype(dtype)
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + LINE, np.uint8)
+    skip = -checks.address(memory) % LINE
+    return memory[skip : skip + size].view(dtype).reshape(shape)
+
+
+def empty_tiles(n_rows: int, columns: int, dtype: npt.DTypeLike, width: int | None = None) -> Tiles:
+    """Make uninitialised tiles.
+
+    Parameters
+    ----------
+    n_rows, columns
+        Shape of the matrix.
+    dtype
+        float32, float64, or uint16 for the bits of bfloat16.
+    width
+        Columns of a tile; None: as many as make a cache line.
+    """
+    width = tile_columns(dtype) if width is None else checks.integer("width", width, 1, 2**31)
+    return Tiles(empty((math.ceil(columns / width), n_rows, width), dtype), columns)
+
+
+def to_tiles(x: FloatArray, out: Tiles | None = None) -> Tiles:
+    """Copy a row-major matrix [n, f] into tiles. O(n f).
+
+    Raises
+    ------
+    TypeError, ValueError
+        `x` is no float32, float64 or uint16 matrix, or `out` has another shape or dtype.
+    """
+    checks.array("x", x, (*checks.FLOATS, "uint16"), (None, None))
+    result = empty_tiles(x.shape[0], x.shape[1], x.dtype) if out is None else out
+    if result.shape != x.shape or result.dtype != x.dtype:
+        raise ValueError(
+            f"out must be tiles of {x.dtype} for shape {x.shape}, got {result.dtype} for {result.shape}"
+        )
+    width = result.array.shape[2]
+    for tile, start in enumerate(range(0, x.shape[1], width)):
+        piece = x[:, start : start + width]
+        result.array[tile, :, : piece.shape[1]] = piece
+        result.array[tile, :, piece.shape[1] :] = 0
+    return result
+
+
+def from_tiles(tiles: Tiles, out: FloatArray | None = None) -> FloatArray:
+    """Copy tiles into a row-major matrix [n, f]. O(n f)."""
+    result = checks.output("out", out, tiles.dtype, tiles.shape)
+    width = tiles.array.shape[2]
+    for tile, start in enumerate(range(0, tiles.columns, width)):
+        piece = result[:, start : start + width]
+        piece[...] = tiles.array[tile, :, : piece.shape[1]]
+    return result
+
+
+@cache
+def last_level_cache() -> int:
+    """Bytes of the largest cache that the first core sees; 32 MiB where the system does not tell."""
+    sizes = [_cache_size(path) for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    if not sizes and "SC_LEVEL3_CACHE_SIZE" in os.sysconf_names:
+        sizes = [os.sysconf("SC_LEVEL3_CACHE_SIZE")]
+    return max((size for size in sizes if size > 0), default=32 << 20)
+
+
+def _cache_size(path: Path) -> int:
+    """Read a size such as ``32768K``; 0 if there is none."""
+    try:
+        text = path.read_text().strip()
+        factor = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:], 0)
+        return int(text[:-1]) * factor if factor else int(text)
+    except (OSError, ValueError):
+        return 0
+
+
+def choose_layout(
+    indptr: IntArray,
+    indices: IntArray,
+    shape: tuple[int, int],
+    dtype: npt.DTypeLike,
+    *,
+    cache_bytes: int | None = None,
+) -> str:
+    """Choose how a gather over all rows of a matrix reads features of this shape: by rows, or by tiles.
+
+    Tiles win where a tile fits into the last-level cache and many rows of a row-major matrix would
+    not be found there. How many is counted on a sample of the entries, in their order, with a
+    simulated cache; no clock is read. O(sample) time, and memory for one number per cached row.
+
+    Parameters
+    ----------
+    indptr, indices
+        The CSR matrix that gathers.
+    shape
+        Rows and columns of the features.
+    dtype
+        Of the features; uint16 for bfloat16.
+    cache_bytes
+        Size of the last-level cache; None: of this machine.
+
+    Returns
+    -------
+    str
+        ``rows`` or ``tiles``.
+    """
+    n_rows, columns = shape
+    itemsize = np.dtype(dtype).itemsize
+    cached = (
+        last_level_cache() if cache_bytes is None else checks.integer("cache_bytes", cache_bytes, 1, 2**62)
+    )
+    row_bytes = columns * itemsize
+    if row_bytes <= LINE or n_rows * row_bytes <= cached or n_rows * LINE > BUSY * cached:
+        return "rows"
+    misses = miss_rate(indices, max(1, cached // row_bytes))
+    return "tiles" if misses > MISSES_TO_TILE else "rows"
+
+
+def miss_rate(indices: IntArray, cached_rows: int, sample: int = SAMPLE) -> float:
+    """Estimate which share of the rows that entries read would not be found in a cache.
+
+    Parameters
+    ----------
+    indices
+        int32 [nnz], in the order of reading.
+    cached_rows
+        Rows that the cache holds.
+    sample
+        Entries that are counted, after as many as fill the cache.
+
+    Returns
+    -------
+    float
+        0 to 1; 0 for no entries.
+    """
+    checks.array("indices", indices, "int32", (None,))
+    cached_rows = checks.integer("cached_rows", cached_rows, 1, 2**31)
+    count = min(len(indices), checks.integer("sample", sample, 1, 2**31))
+    warm = min(len(indices) - count, 2 * cached_rows)
+    first = (len(indices) - count - warm) // 2
+    return float(_locality.miss_rate(indices[first : first + warm + count], warm, cached_rows))
