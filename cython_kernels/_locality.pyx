@@ -2,22 +2,32 @@
 
 import numpy as np
 
-from libc.stdint cimport int32_t, uint64_t
+from libc.stdint cimport int32_t, uint32_t, uint64_t
+
+cdef enum:
+    WAYS = 4
 
 
 def miss_rate(const int32_t[::1] indices, Py_ssize_t warm, Py_ssize_t cached_rows):
-    """Simulate a cache of `cached_rows` places, one per hash value; count after the first `warm` reads."""
-    cdef int32_t[::1] held = np.full(cached_rows, -1, dtype=np.int32)
-    cdef Py_ssize_t e, place
+    """Simulate a cache of `cached_rows` rows, 4-way associative, the oldest out; count after `warm` reads."""
+    cdef Py_ssize_t n_sets = (cached_rows + WAYS - 1) // WAYS
+    cdef int32_t[:, ::1] held = np.full((n_sets, WAYS), -1, dtype=np.int32)
+    cdef Py_ssize_t e, place, way
     cdef Py_ssize_t misses = 0
     cdef Py_ssize_t n = indices.shape[0]
     if n <= warm:
         return 0.0
     with nogil:
         for e in range(n):
-            # Fibonacci hashing spreads runs of indices, as a real cache's many ways would.
-            place = <Py_ssize_t>(((<uint64_t>indices[e] * <uint64_t>0x9E3779B97F4A7C15u) >> 32) % <uint64_t>cached_rows)
-            if held[place] != indices[e]:
-                held[place] = indices[e]
+            # Fibonacci hashing: the upper half of the product, scaled to the number of sets.
+            place = <Py_ssize_t>((<uint64_t>(<uint32_t>indices[e] * <uint32_t>0x9E3779B9u) * <uint64_t>n_sets) >> 32)
+            way = 0
+            while way < WAYS - 1 and held[place, way] != indices[e]:
+                way += 1
+            if held[place, way] != indices[e]:
                 misses += e >= warm
+            while way > 0:
+                held[place, way] = held[place, way - 1]
+                way -= 1
+            held[place, 0] = indices[e]
     return <double>misses / <double>(n - warm)

@@ -22,11 +22,12 @@ from .checks import FloatArray, IntArray
 LINE = 64  # bytes of a cache line
 LAYOUTS = ("auto", "rows", "tiles")
 
-# Reading a row that is not cached, against reading one that is, in the time of a tile's line; where
-# the two layouts cross. Measured: python -m bench.kernels
-MISSES_TO_TILE = 0.3
+# The time that an edge takes for each cache line of columns, in that of a cached row of a row-major matrix. Fitted
+# to measurements (python -m bench.kernels) on uniform and R-MAT graphs of degree 20 to 170 and widths 64 to 602.
+MISS = 3.2  # more, for a row that is not in the last-level cache
+TILE_LINE = 1.05  # of a tile, its copy counted
+TILE_ROW = 52.0  # a row of the matrix costs this much for every tile: short rows don't pay for it
 SAMPLE = 1 << 18  # entries that choose_layout looks at, at most
-BUSY = 0.75  # of the last-level cache a tile may take: indices and results pass through it too
 
 
 @dataclass(frozen=True)
@@ -157,9 +158,10 @@ def choose_layout(
 ) -> str:
     """Choose how a gather over all rows of a matrix reads features of this shape: by rows, or by tiles.
 
-    Tiles win where a tile fits into the last-level cache and many rows of a row-major matrix would
-    not be found there. How many is counted on a sample of the entries, in their order, with a
-    simulated cache; no clock is read. O(sample) time, and memory for one number per cached row.
+    Tiles win where a tile fits into the last-level cache, many rows of a row-major matrix would not
+    be found there, and rows of the sparse matrix have more than a few entries. How many are found is counted
+    on a sample of the entries, in their order, with a simulated cache; no clock is read. O(sample) time,
+    and memory for one number per cached row.
 
     Parameters
     ----------
@@ -183,10 +185,13 @@ def choose_layout(
         last_level_cache() if cache_bytes is None else checks.integer("cache_bytes", cache_bytes, 1, 2**62)
     )
     row_bytes = columns * itemsize
-    if row_bytes <= LINE or n_rows * row_bytes <= cached or n_rows * LINE > BUSY * cached:
+    if row_bytes <= LINE or n_rows * row_bytes <= cached or len(indices) == 0:
         return "rows"
-    misses = miss_rate(indices, max(1, cached // row_bytes))
-    return "tiles" if misses > MISSES_TO_TILE else "rows"
+    by_rows = 1 + MISS * miss_rate(indices, max(1, cached // row_bytes))
+    by_tiles = TILE_LINE + TILE_ROW * (len(indptr) - 1) / len(indices)
+    if by_tiles < by_rows:
+        by_tiles += MISS * miss_rate(indices, max(1, cached // LINE))
+    return "tiles" if by_tiles < by_rows else "rows"
 
 
 def miss_rate(indices: IntArray, cached_rows: int, sample: int = SAMPLE) -> float:

@@ -199,7 +199,7 @@ def test_instruction_sets_by_name():
 
 def test_the_layout_follows_cache_and_locality():
     rng = np.random.default_rng(1)
-    n, degree = 20_000, 20
+    n, degree = 20_000, 60
     indptr = np.arange(0, n * degree + 1, degree, dtype=np.int64)
     random = rng.integers(0, n, n * degree).astype(np.int32)
     banded = ((np.arange(n * degree) // degree + rng.integers(0, 50, n * degree)) % n).astype(np.int32)
@@ -214,6 +214,8 @@ def test_the_layout_follows_cache_and_locality():
     assert chosen(random, 2 * megabyte, width=16) == "rows"  # a row is a cache line as it is
     assert chosen(banded, 2 * megabyte) == "rows"
     assert chosen(random, 2 * megabyte, np.uint16) == "tiles"
+    few = np.arange(0, 2 * n + 1, 2, dtype=np.int64)  # short rows do not pay for reading them once a tile
+    assert ck.choose_layout(few, random[: 2 * n], shape, np.float32, cache_bytes=2 * megabyte) == "rows"
     assert layout.miss_rate(random, n * shape[1]) <= layout.miss_rate(random, 100)
     assert layout.miss_rate(np.zeros(0, np.int32), 10) == 0
     assert layout.miss_rate(np.zeros(1000, np.int32), 10) == pytest.approx(0.001)
