@@ -22,8 +22,9 @@ from .checks import FloatArray, IntArray
 LINE = 64  # bytes of a cache line
 LAYOUTS = ("auto", "rows", "tiles")
 
-# The time that an edge takes for each cache line of columns, in that of a cached row of a row-major matrix. Fitted
-# to measurements (python -m bench.kernels) on uniform and R-MAT graphs of degree 20 to 170 and widths 64 to 602.
+# The time that an edge takes for each cache line of columns, in that of a cached row of a row-major
+# matrix. Fitted to measurements (python -m bench.kernels) on uniform and R-MAT graphs of degree 20 to 170
+# and widths 64 to 602.
 MISS = 3.2  # more, for a row that is not in the last-level cache
 TILE_LINE = 1.05  # of a tile, its copy counted
 TILE_ROW = 52.0  # a row of the matrix costs this much for every tile: short rows don't pay for it

@@ -210,7 +210,7 @@ def test_the_layout_follows_cache_and_locality():
 
     assert chosen(random, 2 * megabyte) == "tiles"
     assert chosen(random, 20 * megabyte) == "rows"  # all features are cached
-    assert chosen(random, megabyte) == "rows"  # not even a tile is
+    assert chosen(random, megabyte // 4) == "rows"  # not even a tile is
     assert chosen(random, 2 * megabyte, width=16) == "rows"  # a row is a cache line as it is
     assert chosen(banded, 2 * megabyte) == "rows"
     assert chosen(random, 2 * megabyte, np.uint16) == "tiles"
