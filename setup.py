@@ -1,6 +1,8 @@
 """Build of the Cython kernels. Metadata is in pyproject.toml; only the extensions are here.
 
 DORYLUS_BOUNDS_CHECK=1 in the environment builds them with every array access checked.
+DORYLUS_SANITIZE=1 builds them with the address and undefined-behaviour sanitizers of gcc or clang; run with
+LD_PRELOAD=$(gcc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 python -m pytest tests/test_kernels*.py
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ CHECKED_DIRECTIVES = {
 # How vectors are passed between functions (-Wpsabi) is no concern: all that take any are inlined.
 FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-Wno-psabi"]
 CHECKED_FLAGS = ["-std=c++17", "-O1", "-ffp-contract=off", "-Wno-psabi"]
+SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g1"]
 
 OPENMP_FLAGS = (
     (["-fopenmp"], ["-fopenmp"]),  # gcc; clang with its own runtime
@@ -66,10 +69,10 @@ GENERATED = Path("build", "cython")
 SETTINGS = Path("build", "cython_kernels.json")
 
 
-def wants_bounds_check() -> bool:
-    value = os.environ.get("DORYLUS_BOUNDS_CHECK", "")
+def wants(name: str) -> bool:
+    value = os.environ.get(name, "")
     if value not in ("", "0", "1"):
-        raise SystemExit(f"DORYLUS_BOUNDS_CHECK must be 0 or 1, got {value!r}")
+        raise SystemExit(f"{name} must be 0 or 1, got {value!r}")
     return value == "1"
 
 
@@ -104,12 +107,13 @@ class BuildKernels(build_ext):
     """Probe the compiler, translate the .pyx files, then compile as usual."""
 
     def build_extensions(self) -> None:
-        checked = wants_bounds_check()
+        checked = wants("DORYLUS_BOUNDS_CHECK")
+        sanitize = SANITIZE if wants("DORYLUS_SANITIZE") else []
         directives = CHECKED_DIRECTIVES if checked else DIRECTIVES
         openmp_compile, openmp_link = find_openmp(self.compiler)
         for extension in self.extensions:
-            extension.extra_compile_args = (CHECKED_FLAGS if checked else FLAGS) + openmp_compile
-            extension.extra_link_args = list(openmp_link)
+            extension.extra_compile_args = (CHECKED_FLAGS if checked else FLAGS) + openmp_compile + sanitize
+            extension.extra_link_args = openmp_link + sanitize
             extension.define_macros = [("DORYLUS_BOUNDS_CHECK", str(int(checked)))]
         refresh_settings(
             {"directives": directives, "compile": self.extensions[0].extra_compile_args, "link": openmp_link}
