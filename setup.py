@@ -1,8 +1,8 @@
 """Build of the Cython kernels. Metadata is in pyproject.toml; only the extensions are here.
 
 DORYLUS_BOUNDS_CHECK=1 in the environment builds them with every array access checked.
-DORYLUS_SANITIZE=1 builds them with the address and undefined-behaviour sanitizers of gcc or clang; run with
-LD_PRELOAD=$(gcc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 python -m pytest tests/test_kernels*.py
+DORYLUS_SANITIZE=1 builds them with the compiler's address and undefined-behaviour sanitizers; then, with gcc,
+LD_PRELOAD=$(gcc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 python -m pytest tests
 """
 
 from __future__ import annotations
@@ -19,7 +19,16 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError, LinkError
 
 PACKAGE = "cython_kernels"
-MODULES = ("_aggregate", "_locality", "_rows", "_dropout_masks", "_activation", "_loss", "_build")
+MODULES = (
+    "_aggregate",
+    "_locality",
+    "_ordering",
+    "_rows",
+    "_dropout_masks",
+    "_activation",
+    "_loss",
+    "_build",
+)
 
 # The one table of compiler directives. `checked` overrides it in the bounds-checked build, where
 # wraparound stays off so that a negative index is an error and does not read from the end.
