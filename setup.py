@@ -27,6 +27,7 @@ MODULES = (
     "_dropout_masks",
     "_activation",
     "_loss",
+    "_transpose",
     "_build",
 )
 

@@ -14,6 +14,7 @@ from .dropout_masks import dropout, dropout_csr, philox4x32
 from .layout import Tiles, choose_layout, from_tiles, to_tiles
 from .loss import softmax_cross_entropy
 from .rows import pack_rows, scatter_add_rows, unpack_rows
+from .transpose import transpose_csr
 
 __all__ = [
     "Tiles",
@@ -36,5 +37,6 @@ __all__ = [
     "softmax_cross_entropy",
     "to_bfloat16",
     "to_tiles",
+    "transpose_csr",
     "unpack_rows",
 ]

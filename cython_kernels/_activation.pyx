@@ -1,86 +1,91 @@
-"""Loops of `activation`: what follows a dense product, in one pass over the rows."""
+"""Pieces of rows for the passes of `activation` and `dropout_masks`; the door has checked everything.
+
+A matrix of any layout comes as [tiles, rows, columns of a tile]: a row-major one is one tile. An empty
+array stands for an absent one. The passes themselves are C++ (simd/rowwise.hpp).
+"""
 
 from cython.parallel cimport prange
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from ._philox cimport Mask, drop_row, make_mask
-from ._types cimport cut, pieces, real_t
+from ._rowwise cimport RowPass, RowPassBack, activate_rows, activate_rows_back, make_mask
+from ._types cimport cut, pieces, real_t, stored_t
+
+cdef extern from *:
+    const int DORYLUS_BOUNDS_CHECK
+
+ctypedef fused kept_t:  # `stored_t` once more: two matrices of one call may be stored differently
+    float
+    double
+    unsigned short
 
 
 def bias_relu_dropout(
     const real_t[:, ::1] z,
     const real_t[::1] bias,
     const int64_t[::1] gids,
-    real_t[:, ::1] out,
+    const real_t[::1] row_scale,
+    stored_t[:, :, ::1] out,
     bint relu,
     uint64_t key,
     uint32_t epoch,
     uint64_t threshold,
     double scale,
+    bint stream,
+    int level,
     int num_threads,
 ):
-    """Threads take equal pieces of the rows; an empty `bias` is none. `gids` is not read if p = 0."""
+    """Threads take equal pieces of the rows. `gids` is not read if nothing is dropped."""
+    cdef RowPass[stored_t, real_t] work
     cdef Py_ssize_t k
     cdef Py_ssize_t n = z.shape[0]
     cdef Py_ssize_t parts = pieces(n, num_threads)
-    cdef Mask mask = make_mask(key, epoch, threshold)
-    if z.shape[1] == 0:
+    if n == 0 or z.shape[1] == 0:
         return
+    if DORYLUS_BOUNDS_CHECK and threshold > 0 and gids.shape[0] < n:
+        raise IndexError(f"Out of bounds: {gids.shape[0]} ids for {n} rows")
+    work.x = &z[0, 0]
+    work.columns = z.shape[1]
+    work.bias = &bias[0] if bias.shape[0] > 0 else NULL
+    work.gids = &gids[0] if gids.shape[0] > 0 else NULL
+    work.row_scale = &row_scale[0] if row_scale.shape[0] > 0 else NULL
+    work.relu = relu
+    work.scale = <real_t>scale
+    work.mask = make_mask(key, epoch, threshold)
+    work.out = &out[0, 0, 0]
+    work.out_width = out.shape[2]
+    work.out_tile = out.shape[1] * out.shape[2]
+    work.stream = stream
     for k in prange(parts, nogil=True, schedule="static", num_threads=num_threads):
-        activate_piece(z, bias, gids, out, relu, mask, <real_t>scale, cut(n, parts, k), cut(n, parts, k + 1))
-
-
-cdef int activate_piece(
-    const real_t[:, ::1] z,
-    const real_t[::1] bias,
-    const int64_t[::1] gids,
-    real_t[:, ::1] out,
-    bint relu,
-    Mask mask,
-    real_t scale,
-    Py_ssize_t start,
-    Py_ssize_t stop,
-) except -1 nogil:
-    cdef Py_ssize_t i, j
-    cdef Py_ssize_t f = z.shape[1]
-    cdef real_t value
-    for i in range(start, stop):
-        if bias.shape[0] > 0:
-            for j in range(f):
-                out[i, j] = z[i, j] + bias[j]
-        else:
-            for j in range(f):
-                out[i, j] = z[i, j]
-        if relu:
-            for j in range(f):
-                value = out[i, j]
-                out[i, j] = 0 if value <= 0 else value  # this way round a NaN stays visible
-        if mask.threshold > 0 or scale != 1:
-            drop_row(&out[i, 0], &out[i, 0], f, &mask, gids[i], scale)
-    return 0
+        activate_rows(level, work, cut(n, parts, k), cut(n, parts, k + 1))
 
 
 def relu_dropout_backward(
-    const real_t[:, ::1] d_out, const real_t[:, ::1] activated, real_t[:, ::1] out, double scale, int num_threads
+    const real_t[:, ::1] d_out,
+    const kept_t[:, :, ::1] activated,
+    const real_t[::1] row_scale,
+    stored_t[:, :, ::1] out,
+    double scale,
+    bint stream,
+    int level,
+    int num_threads,
 ):
     """Threads take equal pieces of the rows."""
+    cdef RowPassBack[kept_t, stored_t, real_t] work
     cdef Py_ssize_t k
     cdef Py_ssize_t n = d_out.shape[0]
     cdef Py_ssize_t parts = pieces(n, num_threads)
+    if n == 0 or d_out.shape[1] == 0:
+        return
+    work.d_out = &d_out[0, 0]
+    work.columns = d_out.shape[1]
+    work.activated = &activated[0, 0, 0]
+    work.activated_width = activated.shape[2]
+    work.activated_tile = activated.shape[1] * activated.shape[2]
+    work.row_scale = &row_scale[0] if row_scale.shape[0] > 0 else NULL
+    work.scale = <real_t>scale
+    work.out = &out[0, 0, 0]
+    work.out_width = out.shape[2]
+    work.out_tile = out.shape[1] * out.shape[2]
+    work.stream = stream
     for k in prange(parts, nogil=True, schedule="static", num_threads=num_threads):
-        backward_piece(d_out, activated, out, <real_t>scale, cut(n, parts, k), cut(n, parts, k + 1))
-
-
-cdef int backward_piece(
-    const real_t[:, ::1] d_out,
-    const real_t[:, ::1] activated,
-    real_t[:, ::1] out,
-    real_t scale,
-    Py_ssize_t start,
-    Py_ssize_t stop,
-) except -1 nogil:
-    cdef Py_ssize_t i, j
-    for i in range(start, stop):
-        for j in range(d_out.shape[1]):
-            out[i, j] = d_out[i, j] * scale if activated[i, j] > 0 else <real_t>0
-    return 0
+        activate_rows_back(level, work, cut(n, parts, k), cut(n, parts, k + 1))

@@ -1,16 +1,8 @@
 from .checks import FloatArray, IntArray
 
-def philox(c0: int, c1: int, c2: int, c3: int, key0: int, key1: int) -> tuple[int, int, int, int]: ...
-def dropout(
-    x: FloatArray,
-    gids: IntArray,
-    out: FloatArray,
-    key: int,
-    epoch: int,
-    threshold: int,
-    scale: float,
-    num_threads: int,
-) -> None: ...
+def philox(
+    level: int, c0: int, c1: int, c2: int, c3: int, key0: int, key1: int
+) -> tuple[int, int, int, int]: ...
 def dropout_csr(
     indptr: IntArray,
     indices: IntArray,
@@ -21,5 +13,6 @@ def dropout_csr(
     epoch: int,
     threshold: int,
     scale: float,
+    level: int,
     num_threads: int,
 ) -> None: ...

@@ -1,84 +1,147 @@
-"""Loops of `rows`: moving whole rows between a matrix and a message buffer."""
+"""Pieces of an index for the loops of `rows`; a matrix is [tiles, rows, columns of a tile].
+
+The innermost loops are C++ (simd/rowwise.hpp).
+"""
 
 from cython.parallel cimport prange
 from libc.stdint cimport int32_t
-from libc.string cimport memcpy
 
-from ._types cimport cut, pieces, real_t
+from ._rowwise cimport Move, add_rows, move_rows
+from ._types cimport cut, pieces, real_t, stored_t
+
+cdef extern from *:
+    const int DORYLUS_BOUNDS_CHECK
 
 cdef enum:
     STRIP = 16  # columns below which a sum of rows is not cut further
 
+ctypedef fused moved_t:  # `stored_t` once more: rows may be stored differently in buffer and matrix
+    float
+    double
+    unsigned short
 
-def pack_rows(const real_t[:, ::1] x, const int32_t[::1] index, real_t[:, ::1] out, int num_threads):
+
+def pack_rows(
+    const moved_t[:, :, ::1] x, const int32_t[::1] index, stored_t[:, ::1] out, int level, int num_threads
+):
     """Threads take equal pieces of `index`."""
+    cdef Move[moved_t, stored_t] move
     cdef Py_ssize_t k
     cdef Py_ssize_t n = index.shape[0]
     cdef Py_ssize_t parts = pieces(n, num_threads)
-    if x.shape[1] == 0:
+    if n == 0 or out.shape[1] == 0:
         return
+    if DORYLUS_BOUNDS_CHECK:
+        check_index(index, x.shape[1], out.shape[0])
+    move.x = &x[0, 0, 0]
+    move.x_width = x.shape[2]
+    move.x_tile = x.shape[1] * x.shape[2]
+    move.x_index = &index[0]
+    move.out = &out[0, 0]
+    move.out_width = out.shape[1]
+    move.out_tile = 0
+    move.out_index = NULL
+    move.columns = out.shape[1]
     for k in prange(parts, nogil=True, schedule="static", num_threads=num_threads):
-        pack_piece(x, index, out, cut(n, parts, k), cut(n, parts, k + 1))
+        move_rows(level, move, cut(n, parts, k), cut(n, parts, k + 1))
 
 
-cdef int pack_piece(
-    const real_t[:, ::1] x, const int32_t[::1] index, real_t[:, ::1] out, Py_ssize_t start, Py_ssize_t stop
-) except -1 nogil:
-    cdef Py_ssize_t k
-    cdef size_t row_bytes = <size_t>x.shape[1] * sizeof(real_t)
-    for k in range(start, stop):
-        memcpy(&out[k, 0], &x[index[k], 0], row_bytes)
-    return 0
+def unpack_rows(
+    const moved_t[:, ::1] rows, const int32_t[::1] index, stored_t[:, :, ::1] out, int level, int num_threads
+):
+    """Threads take equal pieces of an index that increases, else ranges of the rows of `out`.
 
-
-def unpack_rows(const real_t[:, ::1] rows, const int32_t[::1] index, real_t[:, ::1] out, int num_threads):
-    """Threads take ranges of the rows of `out`, each in the order of `index`: the last one wins."""
-    cdef Py_ssize_t k, lowest, span, parts
-    if index.shape[0] == 0 or rows.shape[1] == 0:
+    Ghosts are numbered in the order they arrive in, so most indices increase, and none is met twice.
+    """
+    cdef Move[moved_t, stored_t] move
+    cdef Py_ssize_t k, lowest, highest, span, parts
+    cdef Py_ssize_t n = index.shape[0]
+    if n == 0 or rows.shape[1] == 0:
         return
-    # Only the rows between the smallest and the largest target are cut: ghosts are all at the end.
+    if DORYLUS_BOUNDS_CHECK:
+        check_index(index, out.shape[1], rows.shape[0])
+    move.x = &rows[0, 0]
+    move.x_width = rows.shape[1]
+    move.x_tile = 0
+    move.x_index = NULL
+    move.out = &out[0, 0, 0]
+    move.out_width = out.shape[2]
+    move.out_tile = out.shape[1] * out.shape[2]
+    move.out_index = &index[0]
+    move.columns = rows.shape[1]
+    if num_threads == 1 or increases(index):
+        parts = pieces(n, num_threads)
+        for k in prange(parts, nogil=True, schedule="static", num_threads=num_threads):
+            move_rows(level, move, cut(n, parts, k), cut(n, parts, k + 1))
+        return
+    # A row may be met twice, and the last one wins: each thread has rows of its own, in the order of the
+    # index. Only those between the smallest and the largest are cut: ghosts are all at the end.
     lowest = index[0]
-    span = index[0]
-    for k in range(index.shape[0]):
+    highest = index[0]
+    for k in range(n):
         lowest = min(lowest, <Py_ssize_t>index[k])
-        span = max(span, <Py_ssize_t>index[k])
-    span += 1 - lowest
+        highest = max(highest, <Py_ssize_t>index[k])
+    span = highest + 1 - lowest
     parts = pieces(span, num_threads)
     for k in prange(parts, nogil=True, schedule="static", num_threads=num_threads):
-        unpack_range(rows, index, out, lowest + cut(span, parts, k), lowest + cut(span, parts, k + 1))
+        unpack_range(&move, n, lowest + cut(span, parts, k), lowest + cut(span, parts, k + 1), level)
 
 
 cdef int unpack_range(
-    const real_t[:, ::1] rows, const int32_t[::1] index, real_t[:, ::1] out, Py_ssize_t low, Py_ssize_t high
+    Move[moved_t, stored_t]* move, Py_ssize_t n, Py_ssize_t low, Py_ssize_t high, int level
 ) except -1 nogil:
-    cdef Py_ssize_t k
-    cdef size_t row_bytes = <size_t>rows.shape[1] * sizeof(real_t)
-    for k in range(index.shape[0]):
-        if low <= index[k] < high:
-            memcpy(&out[index[k], 0], &rows[k, 0], row_bytes)
+    """Move the runs of the index whose rows are in the range."""
+    cdef Py_ssize_t k = 0
+    cdef Py_ssize_t first
+    while k < n:
+        if low <= move.out_index[k] < high:
+            first = k
+            while k < n and low <= move.out_index[k] < high:
+                k += 1
+            move_rows(level, move[0], first, k)
+        else:
+            k += 1
     return 0
 
 
-def scatter_add_rows(const real_t[:, ::1] rows, const int32_t[::1] index, real_t[:, ::1] out, int num_threads):
-    """Threads take strips of columns, so that a target met often is no bottleneck."""
-    cdef Py_ssize_t k
+def scatter_add_rows(
+    const real_t[:, ::1] rows, const int32_t[::1] index, real_t[:, ::1] out, int level, int num_threads
+):
+    """Threads take pieces of an index that increases, else strips of columns: no target is shared."""
+    cdef Py_ssize_t k, parts
+    cdef Py_ssize_t n = index.shape[0]
     cdef Py_ssize_t f = out.shape[1]
-    cdef Py_ssize_t strips = pieces((f + STRIP - 1) // STRIP, num_threads)
-    for k in prange(strips, nogil=True, schedule="static", num_threads=num_threads):
-        add_strip(rows, index, out, cut(f, strips, k), cut(f, strips, k + 1))
+    if n == 0 or f == 0:
+        return
+    if DORYLUS_BOUNDS_CHECK:
+        check_index(index, out.shape[0], rows.shape[0])
+    if num_threads == 1 or increases(index):
+        parts = pieces(n, num_threads)
+        for k in prange(parts, nogil=True, schedule="static", num_threads=num_threads):
+            add_rows(
+                level, &rows[0, 0], &index[0], &out[0, 0], f, cut(n, parts, k), cut(n, parts, k + 1), 0, f
+            )
+        return
+    parts = pieces((f + STRIP - 1) // STRIP, num_threads)
+    for k in prange(parts, nogil=True, schedule="static", num_threads=num_threads):
+        add_rows(level, &rows[0, 0], &index[0], &out[0, 0], f, 0, n, cut(f, parts, k), cut(f, parts, k + 1))
 
 
-cdef int add_strip(
-    const real_t[:, ::1] rows, const int32_t[::1] index, real_t[:, ::1] out, Py_ssize_t left, Py_ssize_t right
-) except -1 nogil:
-    cdef const real_t* row
-    cdef real_t* target
-    cdef Py_ssize_t k, j
-    if left == right:
-        return 0
+cdef bint increases(const int32_t[::1] index) noexcept nogil:
+    """Whether every row is met once, in order."""
+    cdef Py_ssize_t k
+    for k in range(1, index.shape[0]):
+        if index[k] <= index[k - 1]:
+            return False
+    return True
+
+
+cdef int check_index(const int32_t[::1] index, Py_ssize_t n_matrix, Py_ssize_t n_buffer) except -1:
+    """Check what C++ is about to read: in the bounds-checked build a fault raises IndexError."""
+    cdef Py_ssize_t k
+    if index.shape[0] > n_buffer:
+        raise IndexError(f"Out of bounds: {index.shape[0]} numbers for {n_buffer} rows")
     for k in range(index.shape[0]):
-        row = &rows[k, left]
-        target = &out[index[k], left]
-        for j in range(right - left):
-            target[j] += row[j]
+        if not 0 <= index[k] < n_matrix:
+            raise IndexError(f"Out of bounds: number {k} is row {index[k]} of {n_matrix}")
     return 0

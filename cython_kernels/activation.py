@@ -1,12 +1,17 @@
-"""What follows the dense product of a layer (AV), and its backward (dAV), in one pass each."""
+"""What follows the dense product of a layer (AV), and its backward (dAV), in one pass each.
+
+The pass also does what the next gather wants of its input: the scale of the sources, the layout, and
+bfloat16. A layer then has no pass of its own for any of them.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from . import _activation, checks
+from . import _activation, checks, dispatch, matrices
 from .checks import FloatArray, IntArray
 from .dropout_masks import mask_key
+from .matrices import Matrix
 
 
 def bias_relu_dropout(
@@ -19,12 +24,13 @@ def bias_relu_dropout(
     epoch: int,
     layer: int,
     relu: bool = True,
-    out: FloatArray | None = None,
+    row_scale: FloatArray | None = None,
+    out: Matrix | None = None,
     num_threads: int = 1,
-) -> FloatArray:
-    """Add a bias, apply relu, then dropout: ``dropout(relu(z + bias))``.
+) -> Matrix:
+    """Add a bias, apply relu, then dropout, then a scale: ``row_scale * dropout(relu(z + bias))``.
 
-    A NaN that is kept stays a NaN: relu does not hide it.
+    A NaN that is kept stays a NaN: relu does not hide it. O(n f) time; every value is read once.
 
     Parameters
     ----------
@@ -38,14 +44,19 @@ def bias_relu_dropout(
         As in `dropout`: `layer` is the layer that the result goes into.
     relu
         False leaves negative values.
+    row_scale
+        [n], of the dtype of `z`, or None: multiplied last. The source scale 1/sqrt(degree + 1) of the
+        gather that follows goes here (and of the self term, which the gather scales the same way).
     out
-        [n, f]: `z` itself, or apart from the inputs; made if None.
+        [n, f]: `z` itself, or apart from the inputs; made, row-major, if None. Row-major or `Tiles` (whose
+        columns beyond f become 0); of the dtype of `z`, or, if that is float32, uint16: rounded to
+        bfloat16 as the last step.
     num_threads
         Threads over pieces of the rows; the result does not depend on it.
 
     Returns
     -------
-    numpy.ndarray
+    numpy.ndarray or Tiles
         `out`.
 
     Raises
@@ -56,43 +67,57 @@ def bias_relu_dropout(
     checks.array("z", z, checks.FLOATS, (None, None))
     key = mask_key(p, seed, epoch, layer)
     bias_or_empty = checks.optional("bias", bias, z.dtype, z.shape[1])
+    scale_or_empty = checks.optional("row_scale", row_scale, z.dtype, z.shape[0])
     if gids is None and p == 0:
         vertices = np.empty(0, np.int64)
     else:
         vertices = checks.array("gids", gids, "int64", (z.shape[0],))
-    result = checks.output("out", out, z.dtype, z.shape)
-    checks.same_or_apart("out", result, "z", z)
-    checks.apart("out", result, bias=bias, gids=gids)
+    result = matrices.result("out", out, z.dtype, z.shape)
+    matrices.same_or_apart("out", result, "z", z)
+    checks.apart("out", matrices.as_tiles(result), bias=bias, gids=gids, row_scale=row_scale)
     _activation.bias_relu_dropout(
-        z, bias_or_empty, vertices, result, bool(relu), key.key, key.epoch, key.threshold, key.scale,
-        checks.threads(num_threads),
+        z, bias_or_empty, vertices, scale_or_empty, matrices.as_tiles(result), bool(relu),
+        key.key, key.epoch, key.threshold, key.scale, matrices.streams(result, z),
+        dispatch.level(), checks.threads(num_threads),
     )  # fmt: skip
     return result
 
 
 def relu_dropout_backward(
-    d_out: FloatArray, activated: FloatArray, p: float, *, out: FloatArray | None = None, num_threads: int = 1
-) -> FloatArray:
-    """Pass a gradient back through relu and dropout: ``d_out / (1 - p)`` where `activated` > 0, else 0.
+    d_out: FloatArray,
+    activated: Matrix,
+    p: float,
+    *,
+    row_scale: FloatArray | None = None,
+    out: Matrix | None = None,
+    num_threads: int = 1,
+) -> Matrix:
+    """Pass a gradient back: ``row_scale * d_out / (1 - p)`` where `activated` > 0, else 0.
 
-    A value that was dropped and one that relu cut are both 0 in `activated`, so no mask is needed.
+    A value that was dropped and one that relu cut are both 0 in `activated`, so no mask is needed. O(n f)
+    time.
 
     Parameters
     ----------
     d_out
         float32 or float64 [n, f]: the gradient of the result of `bias_relu_dropout`.
     activated
-        [n, f], of the dtype of `d_out`: that result (with ``relu=True``).
+        [n, f]: that result (with ``relu=True``, and positive scales if any), in any layout and dtype it
+        can have.
     p
         The probability of dropping it was made with.
+    row_scale
+        [n], of the dtype of `d_out`, or None: multiplied last. Where the result was scaled, this is the
+        same array, and the gradient is that of `z`.
     out
-        [n, f]: `d_out` or `activated` itself, or apart from both; made if None.
+        [n, f]: `d_out` or `activated` itself, or apart from all inputs; made, row-major, if None. May be
+        what `bias_relu_dropout` can write: row-major or `Tiles`, bfloat16 for float32.
     num_threads
         Threads over pieces of the rows; the result does not depend on it.
 
     Returns
     -------
-    numpy.ndarray
+    numpy.ndarray or Tiles
         `out`: the gradient of `z`; its column sums are the gradient of the bias.
 
     Raises
@@ -101,10 +126,15 @@ def relu_dropout_backward(
         An argument of another type, shape, layout or range than above.
     """
     checks.array("d_out", d_out, checks.FLOATS, (None, None))
-    checks.array("activated", activated, d_out.dtype, d_out.shape)
+    matrices.matrix("activated", activated, matrices.stored_as(d_out.dtype), d_out.shape)
     scale = 1.0 / (1.0 - checks.probability(p))
-    result = checks.output("out", out, d_out.dtype, d_out.shape)
-    checks.same_or_apart("out", result, "d_out", d_out)
-    checks.same_or_apart("out", result, "activated", activated)
-    _activation.relu_dropout_backward(d_out, activated, result, scale, checks.threads(num_threads))
+    scale_or_empty = checks.optional("row_scale", row_scale, d_out.dtype, d_out.shape[0])
+    result = matrices.result("out", out, d_out.dtype, d_out.shape)
+    matrices.same_or_apart("out", result, "d_out", d_out)
+    matrices.same_or_apart("out", result, "activated", activated)
+    checks.apart("out", matrices.as_tiles(result), row_scale=row_scale)
+    _activation.relu_dropout_backward(
+        d_out, matrices.as_tiles(activated), scale_or_empty, matrices.as_tiles(result), scale,
+        matrices.streams(result, d_out, activated), dispatch.level(), checks.threads(num_threads),
+    )  # fmt: skip
     return result

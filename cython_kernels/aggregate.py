@@ -21,12 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from . import _aggregate, checks, dispatch
+from . import _aggregate, checks, dispatch, matrices
 from .bfloat16 import sum_dtype
 from .checks import FloatArray, IntArray
 from .layout import LAYOUTS, Tiles, choose_layout, empty, last_level_cache, tile_columns
-
-Features = FloatArray | Tiles
+from .matrices import Matrix as Features
 
 MAX_COLUMNS = 2**31  # indices are int32
 
@@ -138,7 +137,7 @@ def gather(
         raise ValueError(f"layout must be {', '.join(LAYOUTS)}, got {layout!r}")
     result = _check_result(out, dtype, (n_rows, columns))
     checks.apart(
-        "out", _memory(result), x=_memory(x), data=data, indptr=indptr, indices=indices,
+        "out", matrices.as_tiles(result), x=matrices.as_tiles(x), data=data, indptr=indptr, indices=indices,
         row_scale=row_scale, source_scale=source_scale,
     )  # fmt: skip
     if out is None and isinstance(result, np.ndarray):
@@ -151,7 +150,7 @@ def gather(
     # What is written past the caches does not push the tile out of them.
     stream = (tiled or isinstance(x, Tiles)) and n_rows * columns * dtype.itemsize > last_level_cache()
     _aggregate.gather(
-        indptr, indices, _values(data, dtype), _as_tiles(x), _as_tiles(result), columns, *scales,
+        indptr, indices, _values(data, dtype), matrices.as_tiles(x), matrices.as_tiles(result), columns, *scales,
         bool(mean), bool(accumulate), stream, start, stop, scratch,
         dispatch.level(), checks.threads(num_threads),
     )  # fmt: skip
@@ -206,15 +205,15 @@ def gather_max(
         sources = np.empty((0, 0), np.int32)
     else:
         sources = checks.array("source", source, "int32", (n_rows, columns), writable=True)
-    checks.apart("out", result, x=_memory(x), indptr=indptr, indices=indices, source=source)
-    checks.apart("source", sources, x=_memory(x), indptr=indptr, indices=indices)
+    checks.apart("out", result, x=matrices.as_tiles(x), indptr=indptr, indices=indices, source=source)
+    checks.apart("source", sources, x=matrices.as_tiles(x), indptr=indptr, indices=indices)
     if out is None:
         result[:start] = 0
         result[stop:] = 0
     _aggregate.gather_max(
         indptr,
         indices,
-        _as_tiles(x),
+        matrices.as_tiles(x),
         result,
         sources,
         start,
@@ -393,33 +392,17 @@ def _check_scales(
 
 def _check_features(name: str, x: Features) -> tuple[int, int]:
     """Check a feature matrix of either layout and return its shape."""
-    if isinstance(x, Tiles):
-        return x.shape
-    checks.array(name, x, (*checks.FLOATS, "uint16"), (None, None))
-    return x.shape[0], x.shape[1]
+    checked = matrices.matrix(name, x, (*checks.FLOATS, "uint16"), (None, None))
+    return checked.shape[0], checked.shape[1]
 
 
 def _check_result(out: Features | None, dtype: np.dtype[Any], shape: tuple[int, int]) -> Features:
     """Check an output of either layout, or make a row-major one."""
-    if out is None:
-        return empty(shape, dtype)
-    if not isinstance(out, Tiles):
-        return checks.array("out", out, dtype, shape, writable=True)
-    if out.shape != shape or out.dtype != dtype:
-        raise ValueError(f"out must be tiles of {dtype} for shape {shape}, got {out.dtype} for {out.shape}")
-    if not out.array.flags.writeable:
-        raise ValueError("out must be writable, got read-only tiles")
-    return out
-
-
-def _memory(x: Features) -> FloatArray:
-    """Find the array behind a matrix of either layout."""
-    return x.array if isinstance(x, Tiles) else x
-
-
-def _as_tiles(x: Features) -> FloatArray:
-    """View a matrix of either layout as the loops want it; a row-major one is a single tile."""
-    return x.array if isinstance(x, Tiles) else x[None]
+    return (
+        empty(shape, dtype)
+        if out is None
+        else matrices.matrix("out", out, (dtype.name,), shape, writable=True)
+    )
 
 
 def _values(data: FloatArray | None, dtype: np.dtype[Any]) -> FloatArray:

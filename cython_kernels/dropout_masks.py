@@ -17,8 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from . import _dropout_masks, checks
+from . import _activation, _dropout_masks, checks, dispatch, matrices
 from .checks import FloatArray, IntArray
+from .matrices import Matrix
 
 _WORD = 2**64 - 1
 
@@ -72,7 +73,7 @@ def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tupl
     if len(counter) != 4 or len(key) != 2:
         raise ValueError(f"a counter has 4 words and a key 2, got {len(counter)} and {len(key)}")
     words = [checks.integer("a word", word, 0, 2**32) for word in (*counter, *key)]
-    return _dropout_masks.philox(*words)
+    return _dropout_masks.philox(dispatch.level(), *words)
 
 
 def dropout(
@@ -83,17 +84,18 @@ def dropout(
     seed: int,
     epoch: int,
     layer: int,
-    out: FloatArray | None = None,
+    out: Matrix | None = None,
     num_threads: int = 1,
-) -> FloatArray:
+) -> Matrix:
     """Drop values with probability `p` and multiply the kept ones by 1/(1 - p).
 
-    Applied to a gradient with the same arguments it is its own adjoint.
+    Applied to a gradient with the same arguments it is its own adjoint. O(n f) time. With a scale per
+    row it is `bias_relu_dropout` without bias and relu.
 
     Parameters
     ----------
     x
-        float32 or float64 [n, f]. Dropped values are not read.
+        float32 or float64 [n, f]. A dropped value becomes 0, also a NaN.
     gids
         int64 [n]: the vertices' indices before partitioning.
     p
@@ -101,13 +103,14 @@ def dropout(
     seed, epoch, layer
         0 <= seed < 2**64; epoch and layer below 2**32. `layer` is the layer whose input is dropped.
     out
-        [n, f]: `x` itself, or apart from the inputs; made if None.
+        [n, f]: `x` itself, or apart from the inputs; made, row-major, if None. Row-major or `Tiles` (whose
+        columns beyond f become 0); of the dtype of `x`, or, if that is float32, uint16: rounded to bfloat16.
     num_threads
         Threads over pieces of the rows; the result does not depend on it.
 
     Returns
     -------
-    numpy.ndarray
+    numpy.ndarray or Tiles
         `out`.
 
     Raises
@@ -118,14 +121,19 @@ def dropout(
     checks.array("x", x, checks.FLOATS, (None, None))
     checks.array("gids", gids, "int64", (x.shape[0],))
     key = mask_key(p, seed, epoch, layer)
-    result = checks.output("out", out, x.dtype, x.shape)
-    checks.same_or_apart("out", result, "x", x)
-    checks.apart("out", result, gids=gids)
+    result = matrices.result("out", out, x.dtype, x.shape)
+    matrices.same_or_apart("out", result, "x", x)
+    checks.apart("out", matrices.as_tiles(result), gids=gids)
     num_threads = checks.threads(num_threads)
-    if p == 0:
+    if p == 0 and isinstance(result, np.ndarray) and result.dtype == x.dtype:
         np.copyto(result, x)
-    else:
-        _dropout_masks.dropout(x, gids, result, key.key, key.epoch, key.threshold, key.scale, num_threads)
+        return result
+    nothing = np.empty(0, x.dtype)
+    _activation.bias_relu_dropout(
+        x, nothing, gids, nothing, matrices.as_tiles(result), False,
+        key.key, key.epoch, key.threshold, key.scale, matrices.streams(result, x),
+        dispatch.level(), num_threads,
+    )  # fmt: skip
     return result
 
 
@@ -148,7 +156,7 @@ def dropout_csr(
     Parameters
     ----------
     indptr, indices, data
-        int64 [n + 1], int32 [nnz], float32 or float64 [nnz]. Sorted columns are faster, not required.
+        int64 [n + 1], int32 [nnz], float32 or float64 [nnz]. Columns in any order.
     gids, p, seed, epoch, layer, num_threads
         As in `dropout`.
     out
@@ -181,6 +189,7 @@ def dropout_csr(
         np.copyto(result, data)
     else:
         _dropout_masks.dropout_csr(
-            indptr, indices, data, gids, result, key.key, key.epoch, key.threshold, key.scale, num_threads
-        )
+            indptr, indices, data, gids, result, key.key, key.epoch, key.threshold, key.scale,
+            dispatch.level(), num_threads,
+        )  # fmt: skip
     return result

@@ -18,6 +18,7 @@ from scipy.special import log_softmax
 from .aggregate import Features
 from .checks import FloatArray, IntArray
 from .layout import Tiles
+from .matrices import Matrix
 
 Uint64Array = npt.NDArray[np.uint64]
 LOW = np.uint64(0xFFFFFFFF)
@@ -69,10 +70,8 @@ def _operator(
 
 def _rows_of(x: Features) -> FloatArray:
     """Lay a feature matrix out row by row, and widen bfloat16."""
-    if isinstance(x, Tiles):
-        n_tiles, n_rows, width = x.array.shape
-        x = x.array.transpose(1, 0, 2).reshape(n_rows, n_tiles * width)[:, : x.columns]
-    return from_bfloat16(x.view(np.uint16)) if x.dtype == np.uint16 else x
+    rows = _logical(x)
+    return from_bfloat16(rows.view(np.uint16)) if rows.dtype == np.uint16 else rows
 
 
 def gather(
@@ -205,8 +204,19 @@ def gather_adjoint(
     return d_x
 
 
+def transpose_csr(
+    indptr: IntArray, indices: IntArray, *, n_cols: int, num_threads: int = 1, validate: bool = True
+) -> tuple[IntArray, IntArray, IntArray]:
+    """Twin of `cython_kernels.transpose_csr`: NumPy's stable sort."""
+    entries = np.argsort(indices, kind="stable")
+    rows = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
+    lengths = np.bincount(indices, minlength=n_cols)
+    indptr_t = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    return indptr_t, rows[entries].astype(np.int32), entries
+
+
 def pack_rows(
-    x: FloatArray,
+    x: Matrix,
     index: IntArray,
     out: FloatArray | None = None,
     *,
@@ -214,19 +224,45 @@ def pack_rows(
     validate: bool = True,
 ) -> FloatArray:
     """Twin of `cython_kernels.pack_rows`."""
-    if out is None:
-        return x[index]
-    out[...] = x[index]
-    return out
+    result = np.empty((len(index), x.shape[1]), x.dtype) if out is None else out
+    rows = _logical(x)[index]
+    result[...] = rows if rows.dtype == result.dtype else _converted(rows, result.dtype)
+    return result
 
 
 def unpack_rows(
-    rows: FloatArray, index: IntArray, out: FloatArray, *, num_threads: int = 1, validate: bool = True
-) -> FloatArray:
+    rows: FloatArray, index: IntArray, out: Matrix, *, num_threads: int = 1, validate: bool = True
+) -> Matrix:
     """Twin of `cython_kernels.unpack_rows`."""
-    for row, target in zip(rows, index, strict=True):
-        out[target] = row
+    result = _logical(out).copy()
+    values = rows if rows.dtype == out.dtype else _converted(rows, out.dtype)
+    for row, target in zip(values, index, strict=True):
+        result[target] = row
+    return _lay_out(result, out)
+
+
+def _logical(x: Matrix) -> npt.NDArray[Any]:
+    """Lay a matrix out row by row, as it is stored."""
+    if not isinstance(x, Tiles):
+        return x
+    n_tiles, n_rows, width = x.array.shape
+    return x.array.transpose(1, 0, 2).reshape(n_rows, n_tiles * width)[:, : x.columns]
+
+
+def _lay_out(result: npt.NDArray[Any], out: Matrix) -> Matrix:
+    """Write a row-major matrix to one of either layout."""
+    if isinstance(out, Tiles):
+        for column in range(out.columns):
+            tile, place = divmod(column, out.array.shape[2])
+            out.array[tile, :, place] = result[:, column]
+    else:
+        out[...] = result
     return out
+
+
+def _converted(x: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Round to bfloat16, or widen it."""
+    return to_bfloat16(np.ascontiguousarray(x)) if dtype == np.uint16 else from_bfloat16(x)
 
 
 def scatter_add_rows(
@@ -297,9 +333,9 @@ def dropout(
     seed: int,
     epoch: int,
     layer: int,
-    out: FloatArray | None = None,
+    out: Matrix | None = None,
     num_threads: int = 1,
-) -> FloatArray:
+) -> Matrix:
     """Twin of `cython_kernels.dropout`: every (vertex, column) by itself."""
     n, f = x.shape
     flat = _dropped(
@@ -337,25 +373,38 @@ def bias_relu_dropout(
     epoch: int,
     layer: int,
     relu: bool = True,
-    out: FloatArray | None = None,
+    row_scale: FloatArray | None = None,
+    out: Matrix | None = None,
     num_threads: int = 1,
-) -> FloatArray:
+) -> Matrix:
     """Twin of `cython_kernels.bias_relu_dropout`: step by step."""
     result = z if bias is None else z + bias
     if relu:
         result = np.maximum(result, 0)
     if p > 0:
         assert gids is not None
-        result = dropout(result, gids, p, seed=seed, epoch=epoch, layer=layer)
+        columns = np.broadcast_to(np.arange(z.shape[1]), z.shape)
+        vertices = np.broadcast_to(gids[:, None], z.shape)
+        result = _dropped(result, vertices, columns, p, seed=seed, epoch=epoch, layer=layer)
+    if row_scale is not None:
+        result = result * row_scale[:, None]
     return _deliver(result, out)
 
 
 def relu_dropout_backward(
-    d_out: FloatArray, activated: FloatArray, p: float, *, out: FloatArray | None = None, num_threads: int = 1
-) -> FloatArray:
+    d_out: FloatArray,
+    activated: Matrix,
+    p: float,
+    *,
+    row_scale: FloatArray | None = None,
+    out: Matrix | None = None,
+    num_threads: int = 1,
+) -> Matrix:
     """Twin of `cython_kernels.relu_dropout_backward`."""
-    scaled = d_out * d_out.dtype.type(1.0 / (1.0 - p))
-    return _deliver(np.where(activated > 0, scaled, d_out.dtype.type(0)), out)
+    result = np.where(_rows_of(activated) > 0, d_out * d_out.dtype.type(1.0 / (1.0 - p)), d_out.dtype.type(0))
+    if row_scale is not None:
+        result = result * row_scale[:, None]
+    return _deliver(result, out)
 
 
 def softmax_cross_entropy(
@@ -380,9 +429,8 @@ def softmax_cross_entropy(
     return float(-logs[at].sum())
 
 
-def _deliver(result: FloatArray, out: FloatArray | None) -> FloatArray:
-    """Put a result where the caller wants it."""
+def _deliver(result: FloatArray, out: Matrix | None) -> Any:
+    """Put a result where the caller wants it, rounded to bfloat16 if that is what it stores."""
     if out is None:
         return result.copy()
-    out[...] = result
-    return out
+    return _lay_out(_converted(result, out.dtype) if out.dtype == np.uint16 else result, out)

@@ -8,11 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cython_kernels as ck
-from cython_kernels import reference
+from cython_kernels import dispatch, matrices, reference
+from cython_kernels.layout import empty, empty_tiles
 
 DTYPES = (np.float32, np.float64)
 THREADS = (1, 2, 3)
 KEY = {"seed": 11, "epoch": 2, "layer": 2}
+WIDTHS = [0, 1, 3, 15, 16, 17, 64, 100, 129]
 
 
 @settings(max_examples=80, deadline=None)
@@ -103,3 +105,140 @@ def test_relu_does_not_hide_a_nan():
     np.testing.assert_array_equal(
         ck.bias_relu_dropout(z, None, None, 0.0, **KEY), [[np.nan, 0.0, np.inf, 0.0]]
     )
+
+
+@st.composite
+def layouts(draw, dtype):
+    """How a result is stored: what makes it, from its shape."""
+    stored = draw(st.sampled_from([dtype, np.uint16])) if dtype == np.float32 else dtype
+    width = draw(st.sampled_from([None, 1, 5, 8, 32]))
+    if draw(st.booleans()):
+        return lambda shape: np.full(shape, 7, stored)
+    return lambda shape: ck.to_tiles(np.full(shape, 7, stored), empty_tiles(*shape, stored, width))
+
+
+def stored_rows(x):
+    return ck.from_tiles(x) if isinstance(x, ck.Tiles) else x
+
+
+def assert_padded(x):
+    """Columns of the last tile beyond those of the matrix are zeros."""
+    if isinstance(x, ck.Tiles) and x.columns:
+        used = x.columns - (len(x.array) - 1) * x.array.shape[2]
+        assert not x.array[-1, :, used:].any()
+
+
+@settings(max_examples=120)
+@given(
+    data=st.data(),
+    shape=st.tuples(st.integers(0, 9), st.sampled_from(WIDTHS)),
+    dtype=st.sampled_from(DTYPES),
+    p=st.sampled_from([0.0, 0.3, 1 - 1e-12]),
+    relu=st.booleans(),
+    with_bias=st.booleans(),
+    scaled=st.booleans(),
+    draw=st.integers(0, 2**32 - 1),
+)
+def test_every_layout_and_level_agrees_with_the_twin(data, shape, dtype, p, relu, with_bias, scaled, draw):
+    rng = np.random.default_rng(draw)
+    z = rng.standard_normal(shape).astype(dtype)
+    z[rng.random(shape) < 0.05] = np.nan
+    bias = rng.standard_normal(shape[1]).astype(dtype) if with_bias else None
+    row_scale = rng.random(shape[0]).astype(dtype) if scaled else None
+    gids = rng.integers(-(2**63), 2**63, shape[0])
+    make = data.draw(layouts(dtype))
+    options = {"relu": relu, "row_scale": row_scale, **KEY}
+    want = stored_rows(reference.bias_relu_dropout(z, bias, gids, p, out=make(shape), **options))
+    d_out = rng.standard_normal(shape).astype(dtype)
+    make_back = data.draw(layouts(dtype))
+    for level in dispatch.available():
+        with dispatch.using(level):
+            for threads in THREADS:
+                out = make(shape)
+                assert ck.bias_relu_dropout(z, bias, gids, p, out=out, num_threads=threads, **options) is out
+                np.testing.assert_array_equal(stored_rows(out), want, err_msg=f"{level} {threads}")
+                assert_padded(out)
+                back = make_back(shape)
+                got = ck.relu_dropout_backward(
+                    d_out, out, p, row_scale=row_scale, out=back, num_threads=threads
+                )
+                assert got is back
+                d_z = reference.relu_dropout_backward(
+                    d_out, out, p, row_scale=row_scale, out=make_back(shape)
+                )
+                np.testing.assert_array_equal(stored_rows(back), stored_rows(d_z))
+                assert_padded(back)
+                if stored_rows(out).dtype == dtype:
+                    ck.relu_dropout_backward(d_out, out, p, row_scale=row_scale, out=out)
+                    plain = reference.relu_dropout_backward(
+                        d_out, ck.bias_relu_dropout(z, bias, gids, p, **options), p, row_scale=row_scale
+                    )
+                    np.testing.assert_array_equal(stored_rows(out), plain)
+                dropped = ck.dropout(z, gids, p, out=make(shape), num_threads=threads, **KEY)
+                np.testing.assert_array_equal(
+                    stored_rows(dropped), stored_rows(reference.dropout(z, gids, p, out=make(shape), **KEY))
+                )
+
+
+def test_scaling_is_the_last_step():
+    z, scale = np.array([[-1.0, 3.0, 2.0]]), np.array([0.25])
+    np.testing.assert_array_equal(
+        ck.bias_relu_dropout(z, np.ones(3), None, 0.0, row_scale=scale, **KEY), [[0, 1, 0.75]]
+    )
+    # Dropping comes before: what is dropped is 0 times the scale.
+    gids = np.array([5])
+    np.testing.assert_array_equal(
+        ck.bias_relu_dropout(z, None, gids, 0.5, row_scale=-scale, relu=False, **KEY),
+        ck.dropout(z, gids, 0.5, **KEY) * -0.25,
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_scaled_result_is_gathered_as_with_a_source_scale(dtype):
+    rng = np.random.default_rng(1)
+    indptr, indices = np.arange(0, 201, 10), rng.integers(0, 20, 200).astype(np.int32)
+    z, scale = rng.standard_normal((20, 40)).astype(dtype), rng.random(20).astype(dtype)
+    plain = ck.bias_relu_dropout(z, None, np.arange(20), 0.5, **KEY)
+    scaled = ck.bias_relu_dropout(
+        z, None, np.arange(20), 0.5, row_scale=scale, out=empty_tiles(20, 40, dtype), **KEY
+    )
+    want = ck.gather(indptr, indices, None, plain, source_scale=scale, row_scale=scale, self_weight=1.0)
+    got = ck.gather(indptr, indices, None, scaled, row_scale=scale, self_weight=1.0)
+    np.testing.assert_array_equal(got, want)
+
+
+def test_backward_with_a_scale_is_the_derivative():
+    rng = np.random.default_rng(2)
+    z, y, step = rng.standard_normal((3, 12, 7))
+    scale, gids = rng.random(12) + 0.1, np.arange(12)
+    options = {"row_scale": scale, **KEY}
+    d_z = ck.relu_dropout_backward(
+        y, ck.bias_relu_dropout(z, None, gids, 0.4, **options), 0.4, row_scale=scale
+    )
+    step *= 1e-7
+    higher, lower = (ck.bias_relu_dropout(z + sign * step, None, gids, 0.4, **options) for sign in (1, -1))
+    assert ((higher - lower) / 2 * y).sum() == pytest.approx((d_z * step).sum(), rel=1e-6)
+
+
+@pytest.mark.parametrize("stored", [np.float32, np.float64, np.uint16])
+@pytest.mark.parametrize("tiled", [True, False])
+def test_results_larger_than_the_cache(monkeypatch, stored, tiled):
+    dtype = np.float64 if stored == np.float64 else np.float32
+    rng = np.random.default_rng(3)
+    z, d_out = rng.standard_normal((2, 50, 96)).astype(dtype)
+    gids = np.arange(50)
+
+    def out():
+        return empty_tiles(50, 90, stored) if tiled else empty((50, 96), stored)
+
+    z, d_out = (np.ascontiguousarray(x[:, : out().shape[1]]) for x in (z, d_out))
+    cached = ck.bias_relu_dropout(z, None, gids, 0.5, out=out(), **KEY)
+    back = ck.relu_dropout_backward(d_out, cached, 0.5, out=out())
+    monkeypatch.setattr(matrices, "last_level_cache", lambda: 1)
+    for threads in THREADS:
+        got = ck.bias_relu_dropout(z, None, gids, 0.5, out=out(), num_threads=threads, **KEY)
+        assert matrices.streams(got, z) == tiled
+        np.testing.assert_array_equal(stored_rows(got), stored_rows(cached))
+        assert_padded(got)
+        got = ck.relu_dropout_backward(d_out, cached, 0.5, out=out(), num_threads=threads)
+        np.testing.assert_array_equal(stored_rows(got), stored_rows(back))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import cython_kernels as ck
-from cython_kernels import _aggregate, _loss, _rows
+from cython_kernels import _activation, _aggregate, _dropout_masks, _loss, _rows, _transpose
 
 
 def test_build_info():
@@ -35,8 +35,25 @@ def test_a_bounds_checked_build_checks_behind_the_doors(bad, threads):
         _aggregate.gather_adjoint(
             indptr, index, none, x, out, none, none, 0.0, False, False, 0, 2, 0, threads
         )
-    for kernel in (_rows.pack_rows, _rows.unpack_rows, _rows.scatter_add_rows):
-        with pytest.raises(IndexError):
-            kernel(x, index, out, threads)
+    with pytest.raises(IndexError):
+        _rows.pack_rows(x[None], index, out, 0, threads)
+    with pytest.raises(IndexError):
+        _rows.unpack_rows(x, index, out[None], 0, threads)
+    with pytest.raises(IndexError):
+        _rows.scatter_add_rows(x, index, out, 0, threads)
+    with pytest.raises(IndexError):
+        _activation.bias_relu_dropout(
+            x, none, np.zeros(1, np.int64), none, out[None], True, 1, 1, 5, 1.0, False, 0, threads
+        )
+    with pytest.raises(IndexError):
+        entries = np.array([0, 1, 4 * bad])
+        _dropout_masks.dropout_csr(
+            entries, index, np.ones(2), np.arange(2), np.ones(2), 1, 1, 5, 1.0, 0, threads
+        )
+    with pytest.raises(IndexError):
+        _transpose.transpose_csr(
+            indptr, index, np.zeros(3, np.int64), np.zeros(2, np.int32), np.zeros(2, np.int64),
+            np.zeros((threads, 2), np.int64),
+        )  # fmt: skip
     with pytest.raises(IndexError):
         _loss.softmax_cross_entropy(x, 4 * index, np.ones(2, np.uint8), np.empty(2), out, True, 1.0, threads)

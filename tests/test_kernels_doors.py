@@ -45,14 +45,19 @@ def good():
         "scatter_add_rows": {"rows": small, "index": index, "out": np.zeros((N_COLS, F))} | threads,
         "dropout": {"x": small, "out": np.zeros((N, F))} | dropping | threads,
         "dropout_csr": csr | {"out": np.zeros(NNZ)} | dropping | threads,
-        "bias_relu_dropout": {"z": small, "bias": np.ones(F), "out": np.zeros((N, F))} | dropping | threads,
+        "bias_relu_dropout": {"z": small, "bias": np.ones(F), "out": np.zeros((N, F))}
+        | {"row_scale": np.ones(N)}
+        | dropping
+        | threads,
         "relu_dropout_backward": {
             "d_out": small,
             "activated": np.ones((N, F)),
             "p": 0.5,
+            "row_scale": np.ones(N),
             "out": np.zeros((N, F)),
         }
         | threads,
+        "transpose_csr": {"indptr": indptr, "indices": indices, "n_cols": N_COLS} | threads,
         "softmax_cross_entropy": {
             "logits": small,
             "labels": np.array([0, -1, 3], I32),
@@ -68,7 +73,7 @@ OUTPUT = dict.fromkeys(good(), "out") | {
     "gather_max_adjoint": "d_x",
     "softmax_cross_entropy": "d_logits",
 }
-del OUTPUT["check_csr"]
+del OUTPUT["check_csr"], OUTPUT["transpose_csr"]
 # What may be the output itself; the output must be apart from every other array.
 IN_PLACE = {
     "dropout": {"x"},
@@ -218,8 +223,10 @@ def test_a_read_only_output(door, name):
         ("dropout_csr", "out", (NNZ - 1,)),
         ("bias_relu_dropout", "bias", (N,)),
         ("bias_relu_dropout", "gids", (N - 1,)),
+        ("bias_relu_dropout", "row_scale", (F,)),
         ("bias_relu_dropout", "out", (F, N)),
         ("relu_dropout_backward", "activated", (N, F + 1)),
+        ("relu_dropout_backward", "row_scale", (F,)),
         ("relu_dropout_backward", "out", (N + 1, F)),
         ("softmax_cross_entropy", "labels", (N + 1,)),
         ("softmax_cross_entropy", "mask", (N - 1,)),
@@ -277,7 +284,9 @@ def test_threads(door, value, error):
     refused(door, error, "num_threads must be", num_threads=value)
 
 
-@pytest.mark.parametrize("door", ["check_csr", "gather", "gather_max", "gather_adjoint", "dropout_csr"])
+@pytest.mark.parametrize(
+    "door", ["check_csr", "gather", "gather_max", "gather_adjoint", "dropout_csr", "transpose_csr"]
+)
 def test_a_matrix_that_is_none(door):
     for indptr in ([], [1, 2, 2, 4], [0, 2, 2, 5], [0, 2, 2, 3]):
         refused(door, ValueError, "indptr must", indptr=np.array(indptr, I64))
@@ -285,7 +294,7 @@ def test_a_matrix_that_is_none(door):
     refused(door, ValueError, r"indices\[2\] = -1 is outside", indices=np.array([0, 4, -1, 1], I32))
 
 
-@pytest.mark.parametrize("door", ["check_csr", "gather", "gather_max", "gather_adjoint"])
+@pytest.mark.parametrize("door", ["check_csr", "gather", "gather_max", "gather_adjoint", "transpose_csr"])
 def test_a_column_out_of_range(door):
     refused(door, ValueError, r"indices\[1\] = 5 is outside 0\.\.4", indices=np.array([0, 5, 1, 6], I32))
 
@@ -330,7 +339,9 @@ def test_a_self_term_needs_own_rows():
     np.testing.assert_array_equal(ck.gather(**args)[:, 0], [3, 0, 7])
 
 
-@pytest.mark.parametrize(("door", "name"), [("check_csr", "n_cols"), ("gather_adjoint", "n_sources")])
+@pytest.mark.parametrize(
+    ("door", "name"), [("check_csr", "n_cols"), ("transpose_csr", "n_cols"), ("gather_adjoint", "n_sources")]
+)
 def test_numbers_of_columns(door, name):
     for value in (-1, 2**31 + 1):
         refused(door, ValueError, f"{name} must be at least 0", **{name: value})
@@ -359,6 +370,60 @@ def test_keys(door, name, bound):
     for value in (1.0, None, True):
         refused(door, TypeError, f"{name} must be an integer", **{name: value})
     getattr(ck, door)(**good()[door] | {name: np.int64(3)})
+
+
+TILED = [
+    ("bias_relu_dropout", "out"),
+    ("dropout", "out"),
+    ("relu_dropout_backward", "activated"),
+    ("relu_dropout_backward", "out"),
+    ("pack_rows", "x"),
+    ("unpack_rows", "out"),
+]
+
+
+@pytest.mark.parametrize(("door", "name"), TILED)
+def test_tiles_that_do_not_fit(door, name):
+    args = good()[door]
+    wide = ck.to_tiles(np.zeros((args[name].shape[0], F + 1)))
+    refused(door, ValueError, "must have shape", **{name: wide})
+    if (door, name) != ("pack_rows", "x"):
+        single = ck.to_tiles(args[name].astype(F32))
+        refused(door, TypeError, f"{name} must be float64, got float32 tiles", **{name: single})
+    if name == "out":
+        frozen = ck.to_tiles(args[name])
+        frozen.array.flags.writeable = False
+        refused(door, ValueError, "out must be writable, got read-only tiles", out=frozen)
+
+
+def test_tiles_that_overlap_an_input():
+    memory = np.ones(N * 16)
+    rows, tiles = memory[: N * 8].reshape(N, 8), ck.Tiles(memory.reshape(1, N, 16), 8)
+    refused("bias_relu_dropout", ValueError, "out overlaps z", z=rows, bias=None, out=tiles)
+    refused("dropout", ValueError, "out overlaps x", x=rows, out=tiles)
+    apart = {"activated": np.ones((N, 8)), "out": tiles}
+    refused("relu_dropout_backward", ValueError, "out overlaps d_out", d_out=rows, **apart)
+    apart = {"d_out": np.ones((N, 8)), "out": tiles}
+    refused("relu_dropout_backward", ValueError, "out overlaps activated", activated=rows, **apart)
+    index = np.zeros(N, I32)
+    with pytest.raises(ValueError, match="out must not share memory with x"):
+        ck.pack_rows(tiles, index, rows)
+    with pytest.raises(ValueError, match="out must not share memory with rows"):
+        ck.unpack_rows(rows, index, tiles)
+
+
+@pytest.mark.parametrize(("door", "name"), [("pack_rows", "x"), ("unpack_rows", "rows")])
+def test_bfloat16_has_no_float64(door, name):
+    refused(
+        door, TypeError, "out must be float64, got a uint16", out=np.zeros(good()[door]["out"].shape, U16)
+    )
+    bits = good()[door][name].astype(U16)
+    refused(door, TypeError, "out must be float32 or uint16, got a float64", **{name: bits})
+
+
+@pytest.mark.parametrize("door", ["bias_relu_dropout", "dropout", "relu_dropout_backward"])
+def test_float64_is_not_rounded_to_bfloat16(door):
+    refused(door, TypeError, "out must be float64, got a uint16", out=np.zeros((N, F), U16))
 
 
 def test_dropping_needs_ids():

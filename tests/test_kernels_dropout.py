@@ -12,7 +12,7 @@ from scipy import stats
 from scipy.sparse import csr_array
 
 import cython_kernels as ck
-from cython_kernels import reference
+from cython_kernels import dispatch, reference
 from cython_kernels.dropout_masks import mask_key
 
 DTYPES = (np.float32, np.float64)
@@ -34,7 +34,9 @@ def words(text):
 @pytest.mark.parametrize("philox", [ck.philox4x32, reference.philox4x32])
 @pytest.mark.parametrize(("counter", "key", "answer"), KNOWN_ANSWERS)
 def test_published_known_answers(philox, counter, key, answer):
-    assert philox(words(counter), words(key)) == words(answer)
+    for level in dispatch.available():
+        with dispatch.using(level):
+            assert philox(words(counter), words(key)) == words(answer)
 
 
 def test_the_key_is_splitmix64():
@@ -69,8 +71,10 @@ def test_dense_agrees_with_its_twin(seed, epoch, layer, p, shape, dtype, draw):
     gids = rng.integers(-(2**63), 2**63, shape[0])
     key = {"seed": seed, "epoch": epoch, "layer": layer}
     want = reference.dropout(x, gids, p, **key)
-    for threads in THREADS:
-        np.testing.assert_array_equal(ck.dropout(x, gids, p, num_threads=threads, **key), want)
+    for level in dispatch.available():
+        with dispatch.using(level):
+            for threads in THREADS:
+                np.testing.assert_array_equal(ck.dropout(x, gids, p, num_threads=threads, **key), want)
     in_place = x.copy()
     assert ck.dropout(in_place, gids, p, out=in_place, **key) is in_place
     np.testing.assert_array_equal(in_place, want)
@@ -94,7 +98,12 @@ def test_sparse_agrees_with_dense_and_its_twin(dtype, is_sorted, p, width):
     gids = rng.permutation(40)
     want = ck.dropout(dense, gids, p, **KEY)
     for threads in THREADS:
-        dropped = ck.dropout_csr(indptr, indices, data, gids, p, num_threads=threads, **KEY)
+        for level in dispatch.available():
+            with dispatch.using(level):
+                other = ck.dropout_csr(indptr, indices, data, gids, p, num_threads=threads, **KEY)
+            if level == "baseline":
+                dropped = other
+            np.testing.assert_array_equal(other.view(np.uint8), dropped.view(np.uint8))
         np.testing.assert_array_equal(
             csr_array((dropped, indices, indptr), shape=dense.shape).toarray(), want
         )

@@ -171,9 +171,9 @@ def test_wrong_tiles_are_refused():
         Tiles(np.zeros((2, 3, 32), np.float32)[:, :, ::2], 32)
     indptr, indices = np.array([0, 1]), np.array([0], np.int32)
     x = np.ones((1, 20), np.float32)
-    with pytest.raises(ValueError, match="out must be tiles of float32 for shape"):
+    with pytest.raises(ValueError, match=r"out must have shape \(1, 20\), got float32 tiles of shape"):
         ck.gather(indptr, indices, None, x, empty_tiles(1, 19, np.float32))
-    with pytest.raises(ValueError, match="out must be tiles of float32 for shape"):
+    with pytest.raises(TypeError, match="out must be float32, got float64 tiles of shape"):
         ck.gather(indptr, indices, None, x, empty_tiles(1, 20, np.float64))
     with pytest.raises(ValueError, match="must not share memory with x"):
         tiles = ck.to_tiles(x)

@@ -8,10 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cython_kernels as ck
-from cython_kernels import reference
+from cython_kernels import dispatch, reference
+from cython_kernels.layout import empty_tiles
 
 DTYPES = (np.float32, np.float64)
 THREADS = (1, 2, 3)
+WIDTHS = [0, 1, 3, 15, 16, 17, 64, 100, 129]
 
 
 @st.composite
@@ -72,3 +74,64 @@ def test_bits_are_copied():
     x = np.array([[np.nan, -0.0, np.inf]], np.float32)
     packed = ck.pack_rows(x, np.zeros(3, np.int32), num_threads=2)
     np.testing.assert_array_equal(packed.view(np.uint32), np.repeat(x.view(np.uint32), 3, axis=0))
+
+
+@settings(max_examples=100)
+@given(
+    n=st.integers(1, 40),
+    f=st.sampled_from(WIDTHS),
+    kinds=st.sampled_from(
+        [
+            (np.float32, np.float32),
+            (np.float64, np.float64),
+            (np.uint16, np.uint16),
+            (np.float32, np.uint16),
+            (np.uint16, np.float32),
+        ]
+    ),
+    width=st.sampled_from([0, None, 1, 5, 32]),
+    order=st.sampled_from(["random", "increasing"]),
+    draw=st.integers(0, 2**32 - 1),
+)
+def test_layouts_and_conversions(n, f, kinds, width, order, draw):
+    """Width 0 is row-major; None, tiles of a cache line."""
+    rng = np.random.default_rng(draw)
+
+    def make(rows, dtype):
+        values = (10 * rng.standard_normal((rows, f))).astype(np.float32)
+        values[rng.random(values.shape) < 0.05] = np.nan
+        return ck.to_bfloat16(values) if dtype == np.uint16 else values.astype(dtype)
+
+    def laid_out(x):
+        return x.copy() if width == 0 else ck.to_tiles(x, empty_tiles(*x.shape, x.dtype, width))
+
+    def stored(x):
+        return ck.from_tiles(x) if isinstance(x, ck.Tiles) else x
+
+    if order == "random":
+        index = rng.integers(0, n, rng.integers(0, 2 * n)).astype(np.int32)
+    else:
+        index = np.flatnonzero(rng.random(n) < 0.6).astype(np.int32)
+    matrix, before, rows = make(n, kinds[0]), make(n, kinds[1]), make(len(index), kinds[0])
+    buffer = np.zeros((len(index), f), kinds[1])
+    packed = reference.pack_rows(laid_out(matrix), index, buffer.copy())
+    unpacked = stored(reference.unpack_rows(rows, index, laid_out(before)))
+    np.testing.assert_array_equal(packed, reference.pack_rows(matrix, index, buffer.copy()))
+    for level in dispatch.available():
+        with dispatch.using(level):
+            for threads in THREADS:
+                got = ck.pack_rows(laid_out(matrix), index, buffer.copy(), num_threads=threads)
+                np.testing.assert_array_equal(got, packed)
+                got = ck.unpack_rows(rows, index, laid_out(before), num_threads=threads)
+                np.testing.assert_array_equal(stored(got), unpacked)
+                if kinds[0] == kinds[1] != np.uint16:
+                    got = ck.scatter_add_rows(rows, index, before.copy(), num_threads=threads)
+                    want = reference.scatter_add_rows(rows, index, before.copy())
+                    np.testing.assert_array_equal(got, want)
+
+
+def test_a_buffer_is_made_in_the_dtype_of_the_matrix():
+    bits = ck.to_bfloat16(np.arange(6, dtype=np.float32).reshape(3, 2))
+    packed = ck.pack_rows(ck.to_tiles(bits), np.array([2, 2], np.int32))
+    assert packed.dtype == np.uint16
+    np.testing.assert_array_equal(ck.from_bfloat16(packed), [[4, 5], [4, 5]])
