@@ -25,7 +25,7 @@ from . import _aggregate, checks, dispatch, matrices
 from .bfloat16 import sum_dtype
 from .checks import FloatArray, IntArray
 from .layout import LAYOUTS, Tiles, choose_layout, empty, last_level_cache, tile_columns
-from .matrices import Matrix as Features
+from .matrices import Matrix
 
 MAX_COLUMNS = 2**31  # indices are int32
 
@@ -63,8 +63,8 @@ def gather(
     indptr: IntArray,
     indices: IntArray,
     data: FloatArray | None,
-    x: Features,
-    out: Features | None = None,
+    x: Matrix,
+    out: Matrix | None = None,
     *,
     row_scale: FloatArray | None = None,
     source_scale: FloatArray | None = None,
@@ -75,7 +75,7 @@ def gather(
     layout: str = "auto",
     num_threads: int = 1,
     validate: bool = True,
-) -> Features:
+) -> Matrix:
     """Sum the rows of `x` that each row of a CSR matrix names (formula at the top of this module).
 
     O(nnz f) time. A row with many entries (`hub_degree`) is summed in pieces of that many, which
@@ -150,8 +150,8 @@ def gather(
     # What is written past the caches does not push the tile out of them.
     stream = (tiled or isinstance(x, Tiles)) and n_rows * columns * dtype.itemsize > last_level_cache()
     _aggregate.gather(
-        indptr, indices, _values(data, dtype), matrices.as_tiles(x), matrices.as_tiles(result), columns, *scales,
-        bool(mean), bool(accumulate), stream, start, stop, scratch,
+        indptr, indices, _values(data, dtype), matrices.as_tiles(x), matrices.as_tiles(result), columns,
+        *scales, bool(mean), bool(accumulate), stream, start, stop, scratch,
         dispatch.level(), checks.threads(num_threads),
     )  # fmt: skip
     return result
@@ -160,7 +160,7 @@ def gather(
 def gather_max(
     indptr: IntArray,
     indices: IntArray,
-    x: Features,
+    x: Matrix,
     out: FloatArray | None = None,
     *,
     source: IntArray | None = None,
@@ -390,13 +390,13 @@ def _check_scales(
     )
 
 
-def _check_features(name: str, x: Features) -> tuple[int, int]:
+def _check_features(name: str, x: Matrix) -> tuple[int, int]:
     """Check a feature matrix of either layout and return its shape."""
     checked = matrices.matrix(name, x, (*checks.FLOATS, "uint16"), (None, None))
     return checked.shape[0], checked.shape[1]
 
 
-def _check_result(out: Features | None, dtype: np.dtype[Any], shape: tuple[int, int]) -> Features:
+def _check_result(out: Matrix | None, dtype: np.dtype[Any], shape: tuple[int, int]) -> Matrix:
     """Check an output of either layout, or make a row-major one."""
     return (
         empty(shape, dtype)

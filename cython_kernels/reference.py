@@ -15,7 +15,6 @@ import numpy.typing as npt
 from scipy.sparse import csr_array, diags_array
 from scipy.special import log_softmax
 
-from .aggregate import Features
 from .checks import FloatArray, IntArray
 from .layout import Tiles
 from .matrices import Matrix
@@ -68,7 +67,7 @@ def _operator(
     return csr_array(diags_array(inside) @ matrix)
 
 
-def _rows_of(x: Features) -> FloatArray:
+def _rows_of(x: Matrix) -> FloatArray:
     """Lay a feature matrix out row by row, and widen bfloat16."""
     rows = _logical(x)
     return from_bfloat16(rows.view(np.uint16)) if rows.dtype == np.uint16 else rows
@@ -78,8 +77,8 @@ def gather(
     indptr: IntArray,
     indices: IntArray,
     data: FloatArray | None,
-    x: Features,
-    out: Features | None = None,
+    x: Matrix,
+    out: Matrix | None = None,
     *,
     row_scale: FloatArray | None = None,
     source_scale: FloatArray | None = None,
@@ -90,7 +89,7 @@ def gather(
     layout: str = "auto",
     num_threads: int = 1,
     validate: bool = True,
-) -> Features:
+) -> Matrix:
     """Twin of `cython_kernels.gather`: one product with a SciPy matrix."""
     values = _rows_of(x)
     matrix = _operator(indptr, indices, data, len(values), row_scale, source_scale, self_weight, mean, rows)
@@ -113,7 +112,7 @@ def gather(
 def gather_max(
     indptr: IntArray,
     indices: IntArray,
-    x: Features,
+    x: Matrix,
     out: FloatArray | None = None,
     *,
     source: IntArray | None = None,
