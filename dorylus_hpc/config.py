@@ -44,7 +44,7 @@ UNAVAILABLE_OPTIONS = (
 )
 UNAVAILABLE_VALUES = {
     "model": ("sage", "gat"),
-    "mode": ("pipe", "async"),
+    "mode": ("async",),
     "backend": ("lambda", "lambda-local"),
 }
 
@@ -100,7 +100,9 @@ class TrainConfig:
     )
     intervals: int = _option(0, "vertex intervals a part; 0: chosen by a static cost model", check=_COUNT)
     threads: int = _option(0, "threads a graph server; 0: its share of the machine's cores", check=_COUNT)
-    mode: str = _option("nopipe", "schedule", choices=("nopipe",))
+    mode: str = _option(
+        "pipe", "schedule: stage by stage, or each task when its inputs are there", choices=("nopipe", "pipe")
+    )
     eval_every: int = _option(1, "epochs between evaluations", check=_POSITIVE_COUNT)
     backend: str = _option("cpu", "where dense tasks run", choices=("cpu",))
     run_dir: str = _option("", "folder for results; default runs/NAME")

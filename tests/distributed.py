@@ -101,6 +101,7 @@ def engine(comm, folder, program, settings, *, intervals=1, threads=1, trains=Tr
             trains=trains,
         )
         yield runner, graph
+        runner.close()
 
 
 def gather_vertices(comm, runner, graph):
@@ -138,7 +139,7 @@ def forward(comm, graph_servers, folder, tensors, **options):
 # ---- the oracle's side ----
 
 DEFAULTS = {name: getattr(make_config({}), name) for name in OracleSettings.__dataclass_fields__}
-NOT_THE_ORACLES = ("intervals", "threads", "servers")  # options that may change no result
+NOT_THE_ORACLES = ("intervals", "threads", "servers", "mode")  # options that may change no result
 
 
 def adjacency_of(graph, *, duplicates="merge", undirected=False):

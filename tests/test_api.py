@@ -198,7 +198,7 @@ def test_wrong_input_makes_no_folder(folder):
         ({"input-dropout": 0.5}, "unknown option 'input-dropout': did you mean 'input_dropout'?"),
         ({"epochs": "3"}, "--epochs wants a whole number, got '3'"),
         ({"patience": 3}, "--patience is not available in this version"),
-        ({"mode": "pipe"}, "--mode pipe is not available in this version"),
+        ({"mode": "async"}, "--mode async is not available in this version"),
         ({"run_dir": "ring.npz"}, "--run-dir ring.npz: cannot be made or written"),
     ],
 )

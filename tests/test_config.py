@@ -163,7 +163,7 @@ WRONG = [
     ("feature_norm", "rows", "one of none, row, standard"),
     ("source_degree", "both", "one of in, out"),
     ("dtype", "float16", "one of float32, float64"),
-    ("mode", "", "one of nopipe"),
+    ("mode", "", "one of nopipe, pipe"),
     ("backend", "gpu", "one of cpu"),
 ]
 WRONG_TYPES = [

@@ -1,9 +1,8 @@
-"""The executor: order of results, exceptions of threads, one BLAS thread."""
+"""The executor: tasks that end, exceptions of threads, one BLAS thread."""
 
 from __future__ import annotations
 
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -13,20 +12,24 @@ from dorylus_hpc.engine.executor import Executor
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_results_come_in_the_order_of_the_tasks(threads: int) -> None:
-    def task(k: int) -> int:
-        time.sleep(0.002 * (5 - k))
-        return k
-
+def test_every_task_runs_once_and_tells_its_number(threads: int) -> None:
+    ran: list[int] = []
     with Executor(threads) as executor:
-        assert executor.run([lambda k=k: task(k) for k in range(6)]) == list(range(6))
-        assert executor.run([]) == []
+        for number in range(20):
+            executor.start(number, lambda number=number: ran.append(number))
+        assert sorted(executor.wait(None) for _ in range(20)) == list(range(20))
+        assert executor.wait(0) is None
+    assert sorted(ran) == list(range(20))
 
 
 def test_tasks_really_run_at_once() -> None:
-    meeting = threading.Barrier(2, timeout=10)
+    meeting = threading.Barrier(3, timeout=10)
     with Executor(2) as executor:
-        assert sorted(executor.run([meeting.wait, meeting.wait])) == [0, 1]
+        executor.start(0, meeting.wait)
+        executor.start(1, meeting.wait)
+        assert executor.wait(0.01) is None
+        meeting.wait()  # the calling thread is not one of the two
+        assert {executor.wait(10), executor.wait(10)} == {0, 1}
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -34,8 +37,10 @@ def test_an_exception_of_a_task_reaches_the_caller(threads: int) -> None:
     def fails() -> None:
         raise ZeroDivisionError("in a task")
 
-    with Executor(threads) as executor, pytest.raises(ZeroDivisionError, match="in a task"):
-        executor.run([lambda: None, fails, lambda: None])
+    with Executor(threads) as executor:
+        executor.start(1, fails)
+        with pytest.raises(ZeroDivisionError, match="in a task"):
+            executor.wait(10)
 
 
 def test_blas_has_one_thread_inside_and_its_own_again_outside() -> None:

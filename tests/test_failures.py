@@ -21,16 +21,17 @@ _FAULTY = """
 import os, signal, sys, time
 rank, where, call, notes, *arguments = sys.argv[1:]
 from dorylus_hpc.comm.launch import start_mpi
+from dorylus_hpc.comm import blocks
 from dorylus_hpc.engine import loading, recorder, runner, weights
 owner, name = {
     "load": (loading, "read_part"),
     "epoch": (runner.Runner, "train"),
-    "task": (runner, "_run_stages"),
-    "exchange": (runner.Runner, "_exchange"),
+    "task": (runner.Runner, "_run"),
+    "exchange": (blocks.BlockExchange, "send"),
     "update": (weights.WeightShard, "apply"),
     "finish": (recorder.Recorder, "finish"),
     "killed": (runner.Runner, "train"),
-    "nothing": (runner, "_run_stages"),
+    "nothing": (runner.Runner, "_run"),
 }[where]
 original, calls = getattr(owner, name), [0]
 def faulty(*args, **kwargs):

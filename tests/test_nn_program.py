@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from dorylus_hpc.engine.schedule import Exchange, Wave, nopipe
 from dorylus_hpc.nn.gcn import gcn_program
 from dorylus_hpc.nn.program import Program, Stage, fuse
 
@@ -98,15 +97,3 @@ def test_stages_that_cover_ghosts_are_not_fused_with_others() -> None:
     covering = Stage("AV", 1, nothing, covers_ghosts=True)
     plain = Stage("AV", 2, nothing)
     assert fuse([covering, covering, plain, plain]) == ((covering, covering), (plain, plain))
-
-
-def test_nopipe_runs_every_interval_of_every_part_and_ghosts_where_covered() -> None:
-    model = program(sparse_features=True, input_dropout=0.5)
-    intervals = {3: ((0, 2), (2, 5)), 4: (), 5: ((0, 1),)}
-    steps = list(nopipe(model.training_groups(), intervals, {3: (5, 9), 4: (0, 0), 5: (1, 4)}))
-    first, second = steps[:2]
-    assert isinstance(first, Wave) and isinstance(second, Wave)
-    own = [(3, 0, (0, 2)), (3, 1, (2, 5)), (5, 0, (0, 1))]
-    assert [(s.part, s.interval, s.rows) for s in second.spans] == own
-    assert [(s.part, s.interval, s.rows) for s in first.spans] == [*own, (3, -1, (5, 9)), (5, -1, (1, 4))]
-    assert [step.stage.tensor for step in steps if isinstance(step, Exchange)] == ["Y2", "dH2", "dH1"]

@@ -72,12 +72,17 @@ class Outgoing:
 
 @dataclass(frozen=True, eq=False)
 class Incoming:
-    """A message of `n_rows` rows of part `source`, hosted by graph server `rank`."""
+    """Rows `lids` of part `source`, hosted by graph server `rank`."""
 
     source: int
     rank: int
-    n_rows: int
+    lids: np.ndarray
     deliveries: tuple[Delivery, ...]
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows."""
+        return len(self.lids)
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +162,7 @@ def plan_halo(rank: int, placement: Placement, adjacencies: Mapping[int, Adjacen
             )
             for (part, start, stop), lids in zip(wanted_by, lists, strict=True)
         )
-        incoming.append(Incoming(source, placement.host(source), len(rows), deliveries))
+        incoming.append(Incoming(source, placement.host(source), rows, deliveries))
     n_own = {part: len(adjacency.indptr) - 1 for part, adjacency in adjacencies.items()}
     return HaloPlan(n_own, tuple(outgoing), tuple(incoming), tuple(copies))
 
@@ -214,11 +219,13 @@ class HaloExchange:
             else:
                 target = self._stage("in", number, message.n_rows, arrays[delivery.part])
                 unpack.append((target, message.deliveries))
-            requests.append(self.comm.Irecv([target, *_rows(target)], source=message.rank, tag=stamp))
+            requests.append(
+                self.comm.Irecv([target, *row_count_and_type(target)], source=message.rank, tag=stamp)
+            )
         for number, sent in enumerate(plan.outgoing):
             buffer = self._stage("out", number, len(sent.lids), arrays[sent.source])
             pack_rows(arrays[sent.source], sent.lids, buffer)
-            requests.append(self.comm.Isend([buffer, *_rows(buffer)], dest=sent.rank, tag=stamp))
+            requests.append(self.comm.Isend([buffer, *row_count_and_type(buffer)], dest=sent.rank, tag=stamp))
         for copy in plan.copies:
             pack_rows(arrays[copy.source], copy.lids, self._ghost_rows(arrays, copy))
         return PendingHalo(self, arrays, requests, unpack)
@@ -267,6 +274,6 @@ def _row_type(n_bytes: int) -> Datatype:
     return start_mpi().BYTE.Create_contiguous(n_bytes).Commit()
 
 
-def _rows(array: np.ndarray) -> tuple[int, Datatype]:
+def row_count_and_type(array: np.ndarray) -> tuple[int, Datatype]:
     """Return (count, type) of the rows of a C-contiguous array."""
     return len(array), _row_type(array.shape[1] * array.itemsize)

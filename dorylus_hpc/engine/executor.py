@@ -7,14 +7,12 @@ second pool of threads waits (and spins) beside this one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import TypeVar
 
 from threadpoolctl import threadpool_limits
-
-_T = TypeVar("_T")
 
 
 class Executor:
@@ -23,29 +21,43 @@ class Executor:
     Parameters
     ----------
     threads
-        At least 1. With one, tasks run in the calling thread.
+        At least 1. The calling thread, which drives the schedule and MPI, is not one of them.
     """
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="task") if threads > 1 else None
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="task")
         self._blas = threadpool_limits(limits=1, user_api="blas")
+        self._ended: SimpleQueue[tuple[int, BaseException | None]] = SimpleQueue()
 
-    def run(self, tasks: Sequence[Callable[[], _T]]) -> list[_T]:
-        """Run all tasks, in any order, and return their results in the order given.
+    def start(self, number: int, task: Callable[[], object]) -> None:
+        """Give a task to a thread; `wait` tells its number when it has ended."""
+
+        def run() -> None:
+            try:
+                task()
+            except BaseException as error:
+                self._ended.put((number, error))
+            else:
+                self._ended.put((number, None))
+
+        self._pool.submit(run)
+
+    def wait(self, seconds: float | None) -> int | None:
+        """Sleep until a task ends, and return its number; None if none has after so many seconds.
 
         Raises
         ------
         BaseException
-            The first task's exception, after all tasks have ended.
+            What the task raised.
         """
-        if self._pool is None or len(tasks) < 2:
-            return [task() for task in tasks]
-        futures = [self._pool.submit(task) for task in tasks]
-        errors = [error for future in futures if (error := future.exception()) is not None]
-        if errors:
-            raise errors[0]
-        return [future.result() for future in futures]
+        try:
+            number, error = self._ended.get(timeout=seconds)
+        except Empty:
+            return None
+        if error is not None:
+            raise error
+        return number
 
     def __enter__(self) -> Executor:
         """Return the executor."""
@@ -58,6 +70,5 @@ class Executor:
         trace: TracebackType | None,
     ) -> None:
         """End the threads and give BLAS its own back."""
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+        self._pool.shutdown(cancel_futures=True)
         self._blas.restore_original_limits()

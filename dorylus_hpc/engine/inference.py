@@ -105,6 +105,7 @@ def predict(
             trains=False,
         )
         runner.evaluate(model.weights[which])
+        runner.close()
     rows = [probabilities(runner.logits(part.index)) for part in graph.parts]
     table = gather_rows(comm, graph.placement, rows, [entry.own for entry in manifest.parts])
     return None if table is None else _in_input_order(folder, manifest, table)

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable
 from functools import partial
+from threading import Lock
 
 import numpy as np
 
+from dorylus_hpc.comm.blocks import BlockExchange, Channel, cut_plan
 from dorylus_hpc.engine.executor import Executor
 from dorylus_hpc.engine.intervals import cut_intervals
 from dorylus_hpc.engine.loading import LoadedGraph
-from dorylus_hpc.engine.schedule import Exchange, Span, Wave, nopipe
+from dorylus_hpc.engine.pipeline import Pipeline
+from dorylus_hpc.engine.schedule import Mode
+from dorylus_hpc.engine.wiring import wire
 from dorylus_hpc.graph.data import TEST, TRAIN, UNLABELLED, VALIDATION
 from dorylus_hpc.nn.gcn import FEATURES
 from dorylus_hpc.nn.operands import PartOperands
@@ -41,6 +45,8 @@ class Runner:
         Threads to run on.
     dtype
         Of all arithmetic.
+    mode
+        ``nopipe`` or ``pipe``.
     intervals
         Intervals a part, at least 1; a part of fewer vertices gets fewer.
     n_labelled
@@ -66,6 +72,7 @@ class Runner:
         executor: Executor,
         *,
         dtype: np.dtype,
+        mode: Mode = "pipe",
         intervals: int = 1,
         n_labelled: int = 1,
         trains: bool = True,
@@ -76,8 +83,10 @@ class Runner:
         self._parts = {part.index: part for part in graph.parts}
         self._n_labelled = n_labelled
         self._dtype = dtype
-        self.intervals = {part.index: cut_intervals(part.in_edges.indptr, intervals) for part in graph.parts}
-        self._ghosts = {part.index: (part.n_own, part.n_own + part.n_in_ghosts) for part in graph.parts}
+        self._mode = mode
+        self.intervals = {
+            part.index: cut_intervals(part.in_edges.indptr, intervals) or ((0, 0),) for part in graph.parts
+        }
         self._tensors = {part.index: self._allocate(part, trains) for part in graph.parts}
         slots = {index: len(cut) if trains else 0 for index, cut in self.intervals.items()}
         self._partials = {index: np.zeros((count, layout.size), dtype) for index, count in slots.items()}
@@ -85,7 +94,17 @@ class Runner:
             index: [layout.views(row) for row in partials] for index, partials in self._partials.items()
         }
         self.gradients = {index: np.zeros(layout.size, dtype) for index in slots} if trains else {}
-        self._walk(program.setup_groups(), {}, epoch=0, training=False)
+        self._losses: dict[tuple[int, int], float] = {}
+        self._lock = Lock()  # of the two above, which tasks write
+        comm = graph.halo_in.comm
+        cuts = {part: cut for rank in comm.allgather(self.intervals) for part, cut in rank.items()}
+        plans = {"in": cut_plan(graph.halo_in.plan, cuts), "out": cut_plan(graph.halo_out.plan, cuts)}
+        self._wiring = wire(program, self._parts, self.intervals, plans)  # type: ignore[arg-type]
+        channels = [Channel(table.name, plans[table.direction]) for table in self._wiring.tables]
+        counts = [len(cut) for _, cut in sorted(cuts.items())]
+        self._exchange = BlockExchange(comm, channels, counts, self._tensors)
+        self._pipeline = Pipeline(self._wiring, self._exchange, executor)
+        self._pass("setup", {}, epoch=0, training=False)
 
     def _allocate(self, part: PartOperands, trains: bool) -> dict[str, np.ndarray]:
         def rows(tensor: RowTensor) -> int:
@@ -117,10 +136,13 @@ class Runner:
             Sum of the loss over each part's training vertices. The parts' partial gradients are in
             `gradients`, by part, valid until the next call.
         """
-        tasks = self._walk(self._program.training_groups(), weights, epoch=epoch, training=True)
+        self._losses.clear()
+        before = self._pipeline.sent_bytes
+        self._pass("train", weights, epoch=epoch, training=True)
+        self.sent_bytes += self._pipeline.sent_bytes - before
         losses = dict.fromkeys(self._parts, 0.0)
-        for task in tasks:
-            losses[task.part.index] += task.loss
+        for part, interval in sorted(self._losses):  # always in the same order
+            losses[part] += self._losses[part, interval]
         for index, total in self.gradients.items():
             total[...] = 0
             for gradient in self._partials[index]:
@@ -129,10 +151,14 @@ class Runner:
 
     def evaluate(self, weights: dict[str, np.ndarray]) -> None:
         """Run a forward without dropout: the logits are then those of `weights`. Collective."""
-        start, seconds, sent = time.perf_counter(), self.seconds.copy(), self.sent_bytes
-        self._walk(self._program.evaluation_groups(), weights, epoch=0, training=False)
-        self.seconds, self.sent_bytes = seconds, sent
+        start, seconds = time.perf_counter(), self.seconds.copy()
+        self._pass("evaluate", weights, epoch=0, training=False)
+        self.seconds = seconds
         self.seconds["eval"] += time.perf_counter() - start
+
+    def close(self) -> None:
+        """Give back what MPI keeps for this runner, after a whole run. Collective."""
+        self._exchange.close()
 
     def logits(self, part: int) -> np.ndarray:
         """Return the output rows of a hosted part's own vertices, as the last pass left them."""
@@ -155,63 +181,40 @@ class Runner:
                 counts[row, column] = np.count_nonzero(right & (part.split == member))
         return counts
 
-    def _walk(
-        self,
-        groups: Iterable[tuple[Stage, ...]],
-        weights: dict[str, np.ndarray],
-        *,
-        epoch: int,
-        training: bool,
-    ) -> list[Task]:
-        """Execute one pass; return the tasks of its last wave that computes a loss, by (part, interval)."""
-        with_loss: list[Task] = []
-        for step in nopipe(groups, self.intervals, self._ghosts):
-            if isinstance(step, Exchange):
-                self._exchange(step.stage, epoch)
-                continue
-            tasks = self._run_wave(step, weights, epoch=epoch, training=training)
-            with_loss += [task for task in tasks if task.loss]
-        return with_loss
+    def _pass(self, kind: str, weights: dict[str, np.ndarray], *, epoch: int, training: bool) -> None:
+        """Run one pass over all units. Collective."""
+        before = dict(self._pipeline.seconds)
+        self._pipeline.run(self._mode, kind, partial(self._task, kind, weights, epoch, training))
+        for name, seconds in self._pipeline.seconds.items():
+            self.seconds[name] += seconds - before[name]
 
-    def _run_wave(
-        self, wave: Wave, weights: dict[str, np.ndarray], *, epoch: int, training: bool
-    ) -> list[Task]:
-        tasks = [self._task(span, weights, epoch, training) for span in wave.spans]
-        work = [partial(_run_stages, wave.stages, task) for task in tasks]
-        for seconds in self._executor.run(work):
-            for stage, spent in zip(wave.stages, seconds, strict=True):
-                self.seconds[stage.kind] += spent
-        return tasks
-
-    def _task(self, span: Span, weights: dict[str, np.ndarray], epoch: int, training: bool) -> Task:
-        return Task(
-            part=self._parts[span.part],
-            rows=span.rows,
-            tensors=self._tensors[span.part],
+    def _task(
+        self, kind: str, weights: dict[str, np.ndarray], epoch: int, training: bool, unit: int, group: int
+    ) -> Callable[[], None]:
+        """Make the task of a unit and a group of stages."""
+        place = self._wiring.topology.units[unit]
+        task = Task(
+            part=self._parts[place.part],
+            rows=self._wiring.rows[unit],
+            tensors=self._tensors[place.part],
             weights=weights,
-            gradients=self._slots[span.part][span.interval] if training and span.interval >= 0 else {},
+            gradients=self._slots[place.part][place.interval] if training and place.interval >= 0 else {},
             epoch=epoch,
             training=training,
             n_labelled=self._n_labelled,
         )
+        return partial(self._run, self._wiring.stages[kind][group], task, (place.part, place.interval))
 
-    def _exchange(self, stage: Stage, epoch: int) -> None:
-        start = time.perf_counter()
-        tensor = self._program.tensors[stage.tensor]
-        halo = self._graph.halo_in if tensor.ghosts == "in" else self._graph.halo_out
-        arrays = {index: tensors[stage.tensor] for index, tensors in self._tensors.items()}
-        waited = halo.begin(arrays, epoch=epoch, layer=stage.layer).end()
-        self.sent_bytes += halo.row_bytes(tensor.width, self._dtype.itemsize)
-        self.seconds["wait"] += waited
-        self.seconds[stage.kind] += time.perf_counter() - start - waited
-
-
-def _run_stages(stages: tuple[Stage, ...], task: Task) -> list[float]:
-    """Run stages one after the other on a task; return the seconds of each."""
-    seconds = []
-    for stage in stages:
-        start = time.perf_counter()
-        assert stage.run is not None
-        stage.run(task)
-        seconds.append(time.perf_counter() - start)
-    return seconds
+    def _run(self, stages: tuple[Stage, ...], task: Task, place: tuple[int, int]) -> None:
+        """Run stages one after the other, on a thread of the executor."""
+        spent = []
+        for stage in stages:
+            start = time.perf_counter()
+            assert stage.run is not None
+            stage.run(task)
+            spent.append((stage.kind, time.perf_counter() - start))
+        with self._lock:
+            for kind, seconds in spent:
+                self.seconds[kind] += seconds
+            if task.loss:
+                self._losses[place] = task.loss

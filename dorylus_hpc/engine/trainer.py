@@ -1,4 +1,4 @@
-"""A training run over all ranks, mode `nopipe`.
+"""A training run over all ranks, in an exact mode.
 
     rank 0 .. G-1   graph servers      pull weights -> forward, backward -> push partial gradients
     rank G .. N-1   parameter servers  offer weights -> collect partials -> update -> publish
@@ -29,6 +29,7 @@ from dorylus_hpc.engine.model import build_optimizer, build_program, load_settin
 from dorylus_hpc.engine.recorder import Account, Recorder
 from dorylus_hpc.engine.resources import peak_rss_bytes, threads_per_rank
 from dorylus_hpc.engine.runner import Runner
+from dorylus_hpc.engine.schedule import Mode
 from dorylus_hpc.engine.weights import WeightService, WeightShard
 from dorylus_hpc.errors import InputError
 from dorylus_hpc.graph.feature_norm import ColumnStatistics
@@ -194,7 +195,8 @@ class Plan:
         return (
             f"{config.model}: {config.layers} layers ({', '.join(self.program.orders)}), {config.dtype}\n"
             f"{roles.n_graph} graph servers with {config.threads} threads each, {roles.n_parameter} "
-            f"parameter servers; {len(self.manifest.parts)} parts, {config.intervals} intervals a part"
+            f"parameter servers; {len(self.manifest.parts)} parts, "
+            f"{config.intervals} intervals a part, mode {config.mode}"
         )
 
 
@@ -249,6 +251,7 @@ class GraphServer:
             plan.layout,
             executor,
             dtype=plan.dtype,
+            mode=cast("Mode", plan.config.mode),
             intervals=plan.config.intervals,
             n_labelled=plan.manifest.train,
         )
@@ -267,6 +270,7 @@ class GraphServer:
             recorder.last(totals, flat)
         account.task_seconds = dict(self._runner.seconds)
         account.sent_bytes = self._runner.sent_bytes
+        self._runner.close()
 
     def _epoch(self, epoch: int) -> tuple[np.ndarray | None, np.ndarray]:
         """Run one epoch; return (loss and correct counts, on rank 0) and the weights they belong to."""

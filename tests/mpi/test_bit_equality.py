@@ -39,18 +39,17 @@ def test_any_ranks_and_threads(comm, shared_tmp_path, run):
     folder = prepare(comm, graph, shared_tmp_path / "graph", parts=4)
     want = None
     for number, (graph_servers, servers) in enumerate([*fitting(comm.size), all_ranks(comm)]):
-        for threads in (1, 2):
-            run_dir = shared_tmp_path / f"run{number}{threads}"
-            result = train(
-                comm, graph_servers, servers, folder, run_dir, epochs=8, threads=threads, **options
-            )
+        for mode, threads in (("nopipe", 1), ("pipe", 1), ("nopipe" if number % 2 else "pipe", 2)):
+            run_dir = shared_tmp_path / f"run{number}{mode}{threads}"
+            how = {"mode": mode, "threads": threads}
+            result = train(comm, graph_servers, servers, folder, run_dir, epochs=8, **how, **options)
             if result is None:
                 continue
             assert result.summary["ranks"]["graph_servers"] == graph_servers
             assert result.summary["ranks"]["parameter_servers"] == servers
             got = outcome(result)
             want = want or got
-            assert got == want, (graph_servers, servers, threads)
+            assert got == want, (graph_servers, servers, mode, threads)
 
 
 def test_same_on_every_rank(comm, shared_tmp_path):

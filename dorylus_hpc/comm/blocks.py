@@ -1,0 +1,280 @@
+"""Ghost rows, an interval at a time: what `pipe` sends instead of a whole exchange.
+
+A block is the rows of one interval of one part that this graph server needs. Its message is packed when
+the interval is done, and received whenever it comes: who is first is not known beforehand. A tag names
+the table and the interval; blocks of one tag come in the order they were sent, so the k-th belongs to the
+k-th pass with that table, and a block of a later pass is kept until that begins.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cython_kernels import pack_rows
+from dorylus_hpc.comm.halo import Delivery, HaloPlan, row_count_and_type
+from dorylus_hpc.comm.launch import start_mpi
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm, Request
+
+Block = tuple[int, int]  # (part, interval)
+Cuts = Mapping[int, Sequence[tuple[int, int]]]
+
+
+@dataclass(frozen=True, eq=False)
+class Received:
+    """What arrives in one block: from which rank, how many rows, and where they go."""
+
+    rank: int
+    n_rows: int
+    deliveries: tuple[Delivery, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class LocalCopy:
+    """Rows of a hosted part that are ghosts of another hosted part."""
+
+    lids: np.ndarray
+    part: int
+    ghosts: tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class BlockPlan:
+    """A halo plan cut by intervals.
+
+    Attributes
+    ----------
+    n_own
+        Own rows of each hosted part.
+    incoming
+        By block.
+    outgoing
+        By block: (rank, rows) of each message.
+    copies
+        By block of a hosted part.
+    """
+
+    n_own: Mapping[int, int]
+    incoming: dict[Block, Received]
+    outgoing: dict[Block, list[tuple[int, np.ndarray]]]
+    copies: dict[Block, list[LocalCopy]]
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """All blocks that bring ghosts here, from other ranks or from this one, in order."""
+        return tuple(sorted({*self.incoming, *self.copies}))
+
+    def ghosts(self, block: Block) -> list[tuple[int, tuple[int, int]]]:
+        """Return (hosted part, range among its ghosts) of each place a block goes to."""
+        places = [(copy.part, copy.ghosts) for copy in self.copies.get(block, ())]
+        if block in self.incoming:
+            places += [(one.part, one.ghosts) for one in self.incoming[block].deliveries]
+        return places
+
+
+def cut_plan(plan: HaloPlan, cuts: Cuts) -> BlockPlan:
+    """Cut the messages of a plan at the intervals' bounds.
+
+    Parameters
+    ----------
+    plan
+        From `plan_halo`: the rows of each message are sorted.
+    cuts
+        The intervals of every part of the graph.
+
+    Returns
+    -------
+    BlockPlan
+        Without empty blocks.
+    """
+    incoming: dict[Block, Received] = {}
+    outgoing: dict[Block, list[tuple[int, np.ndarray]]] = defaultdict(list)
+    copies: dict[Block, list[LocalCopy]] = defaultdict(list)
+    for message in plan.incoming:
+        for interval, (first, last) in _pieces(message.lids, cuts[message.source]):
+            deliveries = [_piece_of(one, first, last) for one in message.deliveries]
+            incoming[message.source, interval] = Received(
+                message.rank, last - first, tuple(one for one in deliveries if one.ghosts[0] < one.ghosts[1])
+            )
+    for sent in plan.outgoing:
+        for interval, (first, last) in _pieces(sent.lids, cuts[sent.source]):
+            outgoing[sent.source, interval].append((sent.rank, sent.lids[first:last]))
+    for copy in plan.copies:
+        for interval, (first, last) in _pieces(copy.lids, cuts[copy.source]):
+            ghosts = (copy.ghosts[0] + first, copy.ghosts[0] + last)
+            copies[copy.source, interval].append(LocalCopy(copy.lids[first:last], copy.part, ghosts))
+    return BlockPlan(plan.n_own, incoming, dict(outgoing), dict(copies))
+
+
+def _pieces(lids: np.ndarray, cuts: Sequence[tuple[int, int]]) -> Iterable[tuple[int, tuple[int, int]]]:
+    """Find which places of a sorted list lie in each interval; skip intervals without any."""
+    bounds = np.searchsorted(lids, [start for start, _ in cuts] + [cuts[-1][1] if cuts else 0])
+    for interval in range(len(cuts)):
+        first, last = int(bounds[interval]), int(bounds[interval + 1])
+        if first < last:
+            yield interval, (first, last)
+
+
+def _piece_of(delivery: Delivery, first: int, last: int) -> Delivery:
+    """Return what a delivery takes from rows first .. last - 1 of its message."""
+    start = delivery.ghosts[0]
+    if delivery.pick is None:
+        return Delivery(delivery.part, (start + first, start + last), None)
+    low, high = np.searchsorted(delivery.pick, [first, last]).tolist()
+    pick = delivery.pick[low:high] - np.int32(first)
+    return Delivery(delivery.part, (start + low, start + high), pick)
+
+
+@dataclass(frozen=True)
+class Channel:
+    """A row tensor whose ghosts travel: its name, and the plan of its direction."""
+
+    name: str
+    plan: BlockPlan
+
+
+class BlockExchange:
+    """Sends and receives blocks; one thread may call it.
+
+    Parameters
+    ----------
+    comm
+        The graph servers; blocks travel on a communicator of their own. Collective.
+    channels
+        The tables, in the same order on all ranks.
+    n_intervals
+        Intervals of each part of the graph, by part.
+    arrays
+        By hosted part: row tensors by name.
+
+    Raises
+    ------
+    ValueError
+        More tables and intervals than MPI has tags.
+    """
+
+    def __init__(
+        self,
+        comm: Intracomm,
+        channels: Sequence[Channel],
+        n_intervals: Sequence[int],
+        arrays: Mapping[int, Mapping[str, np.ndarray]],
+    ) -> None:
+        self._mpi = start_mpi()
+        self._comm = comm.Dup()
+        self._channels, self._arrays = tuple(channels), arrays
+        self._offsets = np.concatenate([[0], np.cumsum(n_intervals)]).astype(np.int64)
+        most = self._comm.Get_attr(self._mpi.TAG_UB)
+        if most is not None and len(channels) * int(self._offsets[-1]) > most:
+            raise ValueError(
+                f"{len(channels)} tables of {int(self._offsets[-1])} intervals need more than {most} tags of "
+                "this MPI: use fewer --intervals"
+            )
+        self._sends: list[tuple[Request, np.ndarray]] = []
+        self._receives: list[tuple[Request, int, Block, np.ndarray]] = []
+        self._spare: defaultdict[tuple[int, int], list[np.ndarray]] = defaultdict(list)
+        self._kept: dict[tuple[int, Block, int], np.ndarray] = {}
+        self._passes = [0] * len(channels)
+        self._came: defaultdict[tuple[int, Block], int] = defaultdict(int)
+        self._missing = 0
+        self._early: list[tuple[int, Block, int]] = []
+
+    def begin_pass(self, tables: Iterable[int]) -> list[tuple[int, Block]]:
+        """Expect every block of these tables once; return those that have come already."""
+        for table in tables:
+            self._passes[table] += 1
+            self._missing += len(self._channels[table].plan.incoming)
+        due = [(table, block) for table, block, count in self._early if count == self._passes[table]]
+        self._early = [one for one in self._early if one[2] != self._passes[one[0]]]
+        self._missing -= len(due)
+        return due
+
+    @property
+    def busy(self) -> bool:
+        """Whether blocks are still to come in this pass, or to leave."""
+        return bool(self._missing or self._sends)
+
+    def send(self, table: int, block: Block) -> int:
+        """Send the rows of an interval to all ranks that need them; return the bytes."""
+        channel = self._channels[table]
+        rows = self._arrays[block[0]][channel.name]
+        total = 0
+        for rank, lids in channel.plan.outgoing.get(block, ()):
+            buffer = self._buffer(len(lids), rows)
+            pack_rows(rows, lids, buffer, validate=False)
+            tag = table * int(self._offsets[-1]) + int(self._offsets[block[0]]) + block[1]
+            request = self._comm.Isend([buffer, *row_count_and_type(buffer)], dest=rank, tag=tag)
+            self._sends.append((request, buffer))
+            total += buffer.nbytes
+        return total
+
+    def poll(self) -> list[tuple[int, Block]]:
+        """Let messages proceed; return the (table, block) that came and belong to this pass."""
+        self._sends = [one for one in self._sends if not self._has_left(*one)]
+        status = self._mpi.Status()
+        while (message := self._comm.Improbe(status=status)) is not None:
+            table, number = divmod(status.Get_tag(), int(self._offsets[-1]))
+            part = int(np.searchsorted(self._offsets, number, side="right")) - 1
+            block = (part, number - int(self._offsets[part]))
+            received = self._channels[table].plan.incoming[block]
+            like = self._arrays[received.deliveries[0].part][self._channels[table].name]
+            buffer = self._buffer(received.n_rows, like)
+            request = message.Irecv([buffer, *row_count_and_type(buffer)])
+            self._receives.append((request, table, block, buffer))
+        arrived, pending = [], []
+        for request, table, block, buffer in self._receives:
+            if not request.Test():
+                pending.append((request, table, block, buffer))
+                continue
+            self._came[table, block] += 1
+            count = self._came[table, block]
+            self._kept[table, block, count] = buffer
+            if count == self._passes[table]:
+                self._missing -= 1
+                arrived.append((table, block))
+            else:
+                self._early.append((table, block, count))
+        self._receives = pending
+        return arrived
+
+    def install(self, table: int, block: Block) -> None:
+        """Put the rows of a block in their places among the ghosts."""
+        channel = self._channels[table]
+        for copy in channel.plan.copies.get(block, ()):
+            source = self._arrays[block[0]][channel.name]
+            pack_rows(source, copy.lids, self._places(channel, copy.part, copy.ghosts), validate=False)
+        if block not in channel.plan.incoming:
+            return
+        buffer = self._kept.pop((table, block, self._passes[table]))
+        for one in channel.plan.incoming[block].deliveries:
+            places = self._places(channel, one.part, one.ghosts)
+            if one.pick is None:
+                places[...] = buffer
+            else:
+                pack_rows(buffer, one.pick, places, validate=False)
+        self._spare[buffer.shape[0], buffer.shape[1]].append(buffer)
+
+    def close(self) -> None:
+        """Free the communicator, after a whole run. Collective."""
+        self._comm.Free()
+
+    def _has_left(self, request: Request, buffer: np.ndarray) -> bool:
+        done = bool(request.Test())
+        if done:
+            self._spare[buffer.shape[0], buffer.shape[1]].append(buffer)
+        return done
+
+    def _buffer(self, n_rows: int, like: np.ndarray) -> np.ndarray:
+        """Reuse a buffer of this shape, or make one: the first passes make all that are ever needed."""
+        spare = self._spare[n_rows, like.shape[1]]
+        return spare.pop() if spare else np.empty((n_rows, like.shape[1]), like.dtype)
+
+    def _places(self, channel: Channel, part: int, ghosts: tuple[int, int]) -> np.ndarray:
+        n_own = channel.plan.n_own[part]
+        return self._arrays[part][channel.name][n_own + ghosts[0] : n_own + ghosts[1]]

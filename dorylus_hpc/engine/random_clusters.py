@@ -1,0 +1,165 @@
+"""Clusters drawn from a seed, for the tests and the campaign of simulated schedules."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from dorylus_hpc.engine.schedule import Direction, Group, Mode, Round, Table, Topology, Unit
+from dorylus_hpc.engine.simulator import Cluster
+
+DIRECTIONS: tuple[Direction, ...] = ("in", "out")
+
+
+def random_cluster(
+    seed: int, *, mode: Mode | None = None, staleness: int | None = None, epochs: int | None = None
+) -> Cluster:
+    """Draw servers, parts, intervals, who reads whom, depth, workers and rounds.
+
+    Parameters
+    ----------
+    seed
+        Decides everything that is not given.
+    mode, staleness, epochs
+        Given instead of drawn.
+
+    Returns
+    -------
+    Cluster
+        1 to 4 servers of 1 or 2 parts, 1 to 6 intervals a part, 1 to 4 layers, 0 to 2 parameter servers
+        (0 of them count as one that a graph server plays), with or without evaluations in exact modes.
+    """
+    rng = random.Random(seed)
+    modes: tuple[Mode, ...] = ("nopipe", "pipe", "async")
+    chosen: Mode = rng.choice(modes) if mode is None else mode
+    staleness = (rng.randint(0, 3) if staleness is None else staleness) if chosen == "async" else 0
+    tables, groups = _program(rng, rng.randint(1, 4), split=rng.random() < 0.5)
+    hosts = _units(rng)
+    topologies, routes = _topology(rng, hosts)
+    count = rng.randint(1, 4) if epochs is None else epochs
+    evaluates = chosen != "async" and rng.random() < 0.5
+    rounds: list[Round] = []
+    for epoch in range(1, count + 1):
+        rounds.append(Round("train", epoch))
+        if evaluates and rng.random() < 0.7:
+            rounds.append(Round("evaluate", epoch, trains=False))
+    return Cluster(
+        topologies=topologies,
+        routes=routes,
+        tables=tables,
+        groups=groups,
+        rounds=rounds,
+        mode=chosen,
+        staleness=staleness,
+        workers={"cpu": rng.randint(1, 3), "dense": rng.choice((1, 2, 100))},
+        parameter_servers=rng.randint(1, 2),
+        update=rng.choice(("epoch", "interval")) if chosen == "async" else "epoch",
+    )
+
+
+def _program(
+    rng: random.Random, layers: int, *, split: bool
+) -> tuple[tuple[Table, ...], dict[str, tuple[Group, ...]]]:
+    """A GCN-like program: forward and backward gathers, dense tasks apart from them or fused with them."""
+    dense = "dense" if split else "cpu"
+    tables: list[Table] = []
+    forward: list[Group] = []
+    covers = rng.random() < 0.5  # layer 1 transforms the rows of ghosts itself
+    for layer in range(1, layers + 1):
+        if layer > 1 or rng.random() < 0.7:
+            tables.append(Table(f"Y{layer}", "in", exchanged=layer > 1 or not covers))
+            number = len(tables) - 1
+            if layer == 1:
+                forward.append(Group("AV1", dense, writes=number, weights=True, covers_ghosts=covers))
+            else:
+                forward[-1] = Group(
+                    forward[-1].name, forward[-1].resource, forward[-1].reads, number, forward[-1].weights
+                )
+            forward += _gather(f"{layer}", number, split=split)
+        else:
+            forward.append(Group("AV1", dense, weights=True))
+    evaluate = tuple(forward)
+    backward: list[Group] = []
+    chain = list(forward)
+    for layer in range(layers, 0, -1):
+        if layer == 1 and rng.random() < 0.5:
+            break
+        tables.append(Table(f"dY{layer}", "out", exchanged=True))
+        number = len(tables) - 1
+        last = (backward or chain)[-1]
+        marked = Group(last.name, last.resource, last.reads, number, last.weights)
+        if backward:
+            backward[-1] = marked
+        else:
+            chain[-1] = marked
+        backward += _gather(f"d{layer}", number, split=split)
+    return tuple(tables), {"train": (*chain, *backward), "evaluate": evaluate}
+
+
+def _gather(name: str, table: int, *, split: bool) -> list[Group]:
+    if split:
+        return [Group(f"GA{name}", reads=table), Group(f"AV{name}", "dense", weights=True)]
+    return [Group(f"GA{name}+AV{name}", reads=table, weights=True)]
+
+
+def _units(rng: random.Random) -> list[list[Unit]]:
+    hosts, part = [], 0
+    for _ in range(rng.randint(1, 4)):
+        units = []
+        for _ in range(rng.randint(1, 2)):
+            units += [Unit(part, interval) for interval in range(rng.randint(1, 6))]
+            if rng.random() < 0.7:
+                units.append(Unit(part, -1))
+            part += 1
+        hosts.append(units)
+    return hosts
+
+
+def _topology(
+    rng: random.Random, hosts: Sequence[Sequence[Unit]]
+) -> tuple[list[Topology], list[dict[Direction, list[list[tuple[int, int]]]]]]:
+    """Who reads whom; a ghost block is an interval of one part seen from one server, its own included."""
+    density = rng.choice((0.1, 0.5, 1.0))
+    reads: list[dict[Direction, list[tuple[int, ...]]]] = [{way: [] for way in DIRECTIONS} for _ in hosts]
+    ghost_reads: list[dict[Direction, list[tuple[int, ...]]]] = [
+        {way: [] for way in DIRECTIONS} for _ in hosts
+    ]
+    blocks: list[dict[Direction, int]] = [dict.fromkeys(DIRECTIONS, 0) for _ in hosts]
+    routes: list[dict[Direction, list[list[tuple[int, int]]]]] = [
+        {way: [[] for _ in units] for way in DIRECTIONS} for units in hosts
+    ]
+    for way in DIRECTIONS:
+        for server, units in enumerate(hosts):
+            numbers: dict[tuple[int, int], int] = {}
+            for unit in units:
+                own, ghosts = [], []
+                for other_server, others in enumerate(hosts):
+                    for place, other in enumerate(others):
+                        if unit.interval < 0 or other.interval < 0 or rng.random() > density or unit == other:
+                            continue
+                        if other.part == unit.part:
+                            own.append(place)
+                            continue
+                        key = (other_server, place)
+                        if key not in numbers:
+                            numbers[key] = len(numbers)
+                            routes[other_server][way][place].append((server, numbers[key]))
+                        ghosts.append(numbers[key])
+                reads[server][way].append(tuple(own))
+                ghost_reads[server][way].append(tuple(ghosts))
+            blocks[server][way] = len(numbers)
+    peers = range(len(hosts))
+    topologies = [
+        Topology(
+            units=tuple(units),
+            reads=reads[server],
+            blocks=blocks[server],
+            ghost_reads=ghost_reads[server],
+            sends={
+                way: [bool(routes[server][way][place]) for place in range(len(units))] for way in DIRECTIONS
+            },
+            peers=tuple(peer for peer in peers if peer != server),
+        )
+        for server, units in enumerate(hosts)
+    ]
+    return topologies, routes

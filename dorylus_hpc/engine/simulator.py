@@ -1,0 +1,450 @@
+"""A whole cluster in virtual time, around the very state machine that the runtime drives.
+
+Task times, message delays and their order come from a seed; nothing else is random, so a seed replays
+a run. Beside the schedules there is a *data plane*: which rows of which round lie where, which weights
+each unit holds. It does not trust the schedules but checks them, and raises `Violation` when a task
+reads what it must not, while rows are replaced under a reader, when a worker idles though a task could
+run, or when the cluster stands still.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from dorylus_hpc.engine.schedule import (
+    Action,
+    Bind,
+    Direction,
+    Group,
+    Install,
+    Mode,
+    Progress,
+    Push,
+    Release,
+    Round,
+    Run,
+    Schedule,
+    Send,
+    Table,
+    Topology,
+    idle_workers_with_work,
+)
+from dorylus_hpc.engine.stash import VersionStore
+
+
+class Violation(AssertionError):
+    """The schedule did what its mode forbids; the message has the seed that replays it."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What is simulated.
+
+    Attributes
+    ----------
+    topologies
+        Of each graph server.
+    routes
+        By graph server, direction and unit: (server, block) of each place where its rows are ghosts.
+    tables, groups, rounds, mode, staleness, workers
+        As for `Schedule`.
+    parameter_servers
+        At least 1.
+    update
+        ``epoch``: a version when all gradients of an epoch are there; ``interval``: one a unit and epoch.
+    """
+
+    topologies: Sequence[Topology]
+    routes: Sequence[Mapping[Direction, Sequence[Sequence[tuple[int, int]]]]]
+    tables: Sequence[Table]
+    groups: Mapping[str, Sequence[Group]]
+    rounds: Sequence[Round]
+    mode: Mode
+    staleness: int = 0
+    workers: Mapping[str, int] = field(default_factory=lambda: {"cpu": 1})
+    parameter_servers: int = 1
+    update: str = "epoch"
+
+
+@dataclass
+class Outcome:
+    """What a simulation found.
+
+    Attributes
+    ----------
+    seconds
+        Virtual time until all was done.
+    busy
+        Seconds of work by (server, resource), summed over its workers.
+    max_lead, max_read_age
+        Over all schedules.
+    most_versions
+        The most weight versions that a parameter server kept at a time.
+    """
+
+    seconds: float = 0.0
+    busy: dict[tuple[int, str], float] = field(default_factory=lambda: defaultdict(float))
+    max_lead: int = 0
+    max_read_age: int = 0
+    most_versions: int = 1
+
+
+def simulate(
+    cluster: Cluster,
+    *,
+    seed: int = 0,
+    task_seconds: Callable[[random.Random, int, Group], float] | None = None,
+    message_seconds: Callable[[random.Random, int, int], float] | None = None,
+) -> Outcome:
+    """Run a cluster to its end.
+
+    Parameters
+    ----------
+    cluster
+        What to run.
+    seed
+        Of all that is random.
+    task_seconds
+        Time of a task from (generator, server, group); None: uniform in 0.1 .. 1, one in ten 10 times that.
+    message_seconds
+        Time of a message from (generator, sender, receiver); None: uniform in 0 .. 2.
+
+    Raises
+    ------
+    Violation
+        Anything that the mode forbids.
+    """
+    return _Simulation(cluster, seed, task_seconds or _random_task, message_seconds or _random_message).run()
+
+
+def _random_task(rng: random.Random, server: int, group: Group) -> float:
+    return rng.uniform(0.1, 1.0) * (10.0 if rng.random() < 0.1 else 1.0)
+
+
+def _random_message(rng: random.Random, sender: int, receiver: int) -> float:
+    return rng.uniform(0.0, 2.0)
+
+
+class _Simulation:
+    def __init__(
+        self,
+        cluster: Cluster,
+        seed: int,
+        task_seconds: Callable[[random.Random, int, Group], float],
+        message_seconds: Callable[[random.Random, int, int], float],
+    ) -> None:
+        self.cluster, self.seed, self.rng = cluster, seed, random.Random(seed)
+        self.task_seconds, self.message_seconds = task_seconds, message_seconds
+        self.schedules = [
+            Schedule(
+                cluster.mode, topology, cluster.tables, cluster.groups, cluster.rounds,
+                workers=cluster.workers, staleness=cluster.staleness,
+            )
+            for topology in cluster.topologies
+        ]  # fmt: skip
+        self.now = 0.0
+        self.events: list[tuple[float, int, Callable[[], None]]] = []
+        self.serial = 0
+        self.outcome = Outcome()
+        # The data plane.
+        self.rows: list[list[defaultdict[int, int]]] = [
+            [defaultdict(int) for _ in cluster.tables] for _ in self.schedules
+        ]  # entry -> round
+        self.aside = [[dict[int, int]() for _ in cluster.tables] for _ in self.schedules]
+        self.early: set[tuple[int, int, int, int]] = set()  # (server, table, entry, round)
+        self.running: list[dict[int, tuple[int, int, dict[int, int]]]] = [{} for _ in self.schedules]
+        self.weights: list[dict[int, int]] = [{} for _ in self.schedules]  # unit -> version
+        self.home: dict[tuple[int, int], int] = {}
+        self.stores = [VersionStore() for _ in range(cluster.parameter_servers)]
+        self.version = 0
+        self.pending_binds: list[list[tuple[int, int, int]]] = [[] for _ in self.stores]
+        self.published: list[set[int]] = [set() for _ in self.stores]
+        self.gradients: defaultdict[int, int] = defaultdict(int)
+        self.n_parts = sum(len({unit.part for unit in one.units}) for one in cluster.topologies)
+        self.arrivals: dict[tuple[int, int, int], float] = {}
+
+    def fail(self, text: str) -> Violation:
+        return Violation(f"seed {self.seed}, at {self.now:.3f}: {text}")
+
+    def later(self, seconds: float, event: Callable[[], None]) -> None:
+        self.serial += 1
+        heappush(self.events, (self.now + seconds, self.serial, event))
+
+    def run(self) -> Outcome:
+        for server, schedule in enumerate(self.schedules):
+            self.act(server, schedule.start())
+        while self.events:
+            self.now, _, event = heappop(self.events)
+            event()
+        for server, schedule in enumerate(self.schedules):
+            if not schedule.finished:
+                raise self.fail(f"server {server} stands still after rounds {schedule.done}")
+            self.outcome.max_lead = max(self.outcome.max_lead, schedule.max_lead)
+            self.outcome.max_read_age = max(self.outcome.max_read_age, schedule.max_read_age)
+        for number, store in enumerate(self.stores):
+            if store.load or store.live != (store.newest,):
+                raise self.fail(f"parameter server {number} still keeps {store.live} for {store.load}")
+        self.outcome.seconds = self.now
+        return self.outcome
+
+    # What schedules want done.
+
+    def act(self, server: int, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
+                case Run():
+                    self.begin(server, action)
+                case Send():
+                    self.send(server, action)
+                case Install():
+                    self.install(server, action)
+                case Bind():
+                    self.bind(server, action)
+                case Release():
+                    self.release(server, action)
+                case Push():
+                    self.push(action)
+                case Progress():
+                    self.tell(server, action.done)
+        self.check_idle(server)
+
+    def begin(self, server: int, task: Run) -> None:
+        group = self.group(task.round, task.group)
+        if task.unit in self.running[server]:
+            raise self.fail(f"unit {task.unit} of server {server} runs twice")
+        free = self.cluster.workers[group.resource] - sum(
+            self.group(number, place).resource == group.resource
+            for number, place, _ in self.running[server].values()
+        )
+        if free < 1:
+            raise self.fail(f"more tasks than workers of {group.resource} on server {server}")
+        read = self.check_reads(server, task, group)
+        self.check_weights(server, task, group)
+        self.running[server][task.unit] = (task.round, task.group, read)
+        seconds = self.task_seconds(self.rng, server, group)
+        self.outcome.busy[server, group.resource] += seconds
+        self.later(seconds, lambda: self.end(server, task))
+
+    def end(self, server: int, task: Run) -> None:
+        _, _, read = self.running[server].pop(task.unit)
+        group = self.group(task.round, task.group)
+        if group.reads is not None:
+            rows = self.rows[server][group.reads]
+            changed = [entry for entry, number in read.items() if rows[entry] != number]
+            if changed:
+                raise self.fail(f"rows {changed} of table {group.reads} changed under unit {task.unit}")
+        if group.writes is not None:
+            if self.cluster.mode == "async":
+                if task.unit in self.aside[server][group.writes]:
+                    raise self.fail(f"rows of unit {task.unit} set aside are overwritten")
+                self.aside[server][group.writes][task.unit] = task.round + 1
+            else:
+                for number, place, others in self.running[server].values():
+                    if self.group(number, place).reads == group.writes and task.unit in others:
+                        raise self.fail(f"rows of unit {task.unit} are written while they are read")
+                self.rows[server][group.writes][task.unit] = task.round + 1
+        self.act(server, self.schedules[server].task_done(task.unit))
+
+    def send(self, server: int, action: Send) -> None:
+        direction = self.cluster.tables[action.table].direction
+        held = self.rows if self.cluster.mode != "async" else self.aside
+        number = held[server][action.table].get(action.unit, self.rows[server][action.table][action.unit])
+        for other, block in self.cluster.routes[server][direction][action.unit]:
+            key = (other, action.table, block)
+            at = max(self.now + self.message_seconds(self.rng, server, other), self.arrivals.get(key, 0.0))
+            self.arrivals[key] = at  # messages of one block do not overtake each other
+            self.later(at - self.now, lambda o=other, b=block: self.arrive(o, action.table, b, number))  # type: ignore[misc]
+
+    def arrive(self, server: int, table: int, block: int, number: int) -> None:
+        entry = len(self.schedules[server].done) + block
+        if self.cluster.mode == "async":
+            self.aside[server][table][entry] = number  # the newest will do
+        else:
+            self.early.add((server, table, entry, number))
+        self.act(server, self.schedules[server].block_arrived(table, block, number))
+
+    def install(self, server: int, action: Install) -> None:
+        if self.cluster.mode == "async":
+            number = self.aside[server][action.table].pop(action.entry)
+        else:
+            self.early.remove((server, action.table, action.entry, action.round))
+            number = action.round
+        if number != action.round:
+            raise self.fail(f"rows of round {number} installed as those of {action.round}")
+        for running, place, read in self.running[server].values():
+            if self.group(running, place).reads == action.table and action.entry in read:
+                raise self.fail(f"entry {action.entry} of table {action.table} installed under a reader")
+        self.rows[server][action.table][action.entry] = number
+
+    def tell(self, server: int, done: int) -> None:
+        for other in self.cluster.topologies[server].peers:
+            self.later(
+                self.message_seconds(self.rng, server, other),
+                lambda o=other: self.act(o, self.schedules[o].peer_progress(server, done)),  # type: ignore[misc]
+            )
+
+    # Weights.
+
+    def bind(self, server: int, action: Bind) -> None:
+        home = min(range(len(self.stores)), key=lambda number: (self.stores[number].load, number))
+        self.home[server, action.unit] = home
+        self.pending_binds[home].append((server, action.unit, action.version))
+        self.later(self.message_seconds(self.rng, server, -1), lambda: self.grant(home))
+
+    def grant(self, home: int) -> None:
+        waiting, self.pending_binds[home] = self.pending_binds[home], []
+        for server, unit, least in waiting:
+            version = self.stores[home].bind((server, unit), least)
+            if version is None:
+                self.pending_binds[home].append((server, unit, least))
+                continue
+            self.later(
+                self.message_seconds(self.rng, -1, server),
+                lambda s=server, u=unit, v=version: self.granted(s, u, v),  # type: ignore[misc]
+            )
+
+    def granted(self, server: int, unit: int, version: int) -> None:
+        self.weights[server][unit] = version
+        self.act(server, self.schedules[server].bound(unit))
+
+    def release(self, server: int, action: Release) -> None:
+        if action.unit not in self.weights[server]:
+            raise self.fail(f"unit {action.unit} of server {server} releases weights that it has not")
+        del self.weights[server][action.unit]
+        self.stores[self.home.pop((server, action.unit))].release((server, action.unit))
+        trains = self.cluster.rounds[action.round].trains
+        if (
+            self.cluster.update == "interval"
+            and trains
+            and self.topology(server).units[action.unit].interval >= 0
+        ):
+            self.later(self.message_seconds(self.rng, server, -1), self.step)
+
+    def push(self, action: Push) -> None:
+        self.later(self.message_seconds(self.rng, 0, -1), lambda: self.collect(action.round))
+
+    def collect(self, number: int) -> None:
+        self.gradients[number] += 1
+        if self.gradients[number] > self.n_parts:
+            raise self.fail(f"gradients of round {number} counted twice")
+        if self.cluster.update == "epoch" and self.gradients[number] == self.n_parts:
+            self.step()
+
+    def step(self) -> None:
+        self.version += 1
+        for home in range(len(self.stores)):
+            self.later(
+                self.message_seconds(self.rng, -1, -1),
+                lambda h=home, v=self.version: self.publish(h, v),  # type: ignore[misc]
+            )
+
+    def publish(self, home: int, version: int) -> None:
+        store = self.stores[home]
+        self.published[home].add(version)  # versions may come in any order; they are published in theirs
+        while store.newest + 1 in self.published[home]:
+            self.published[home].remove(store.newest + 1)
+            store.publish(store.newest + 1)
+            self.outcome.most_versions = max(self.outcome.most_versions, len(store.live))
+        self.grant(home)
+
+    # What must hold.
+
+    def topology(self, server: int) -> Topology:
+        return self.cluster.topologies[server]
+
+    def group(self, number: int, place: int) -> Group:
+        return self.cluster.groups[self.cluster.rounds[number].kind][place]
+
+    def entries(self, server: int, table: int, unit: int) -> list[int]:
+        """What a gather reads, from the topology alone."""
+        topology, one = self.topology(server), self.cluster.tables[table]
+        entries = [unit, *topology.reads[one.direction][unit]]
+        if one.exchanged:
+            entries += [len(topology.units) + block for block in topology.ghost_reads[one.direction][unit]]
+        else:
+            part = topology.units[unit].part
+            entries += [
+                n for n, other in enumerate(topology.units) if other.part == part and other.interval < 0
+            ]
+        return entries
+
+    def acceptable(self, number: int, stamp: int) -> bool:
+        """Whether rows of a round (counted from 1) will do for a gather of round `number` (from 0)."""
+        if self.cluster.mode != "async" or number == 0:
+            return stamp == number + 1
+        return max(1, number - self.cluster.staleness) <= stamp <= number + 1 + self.cluster.staleness
+
+    def check_reads(self, server: int, task: Run, group: Group) -> dict[int, int]:
+        if group.reads is None:
+            return {}
+        rows = self.rows[server][group.reads]
+        read = {entry: rows[entry] for entry in self.entries(server, group.reads, task.unit)}
+        for stamp in read.values():
+            if not self.acceptable(task.round, stamp):
+                raise self.fail(
+                    f"unit {task.unit} of server {server} reads rows of round {stamp} "
+                    f"in round {task.round + 1}"
+                )
+        return read
+
+    def check_weights(self, server: int, task: Run, group: Group) -> None:
+        if not group.weights:
+            return
+        epoch = self.cluster.rounds[task.round].epoch
+        version = self.weights[server].get(task.unit)
+        if version is None:
+            raise self.fail(f"unit {task.unit} of server {server} runs {group.name} without weights")
+        slack = 0 if self.cluster.mode != "async" else self.cluster.staleness
+        least = max(0, epoch - 1 - slack)
+        most = epoch - 1 + slack if self.cluster.update == "epoch" else version
+        if not least <= version <= most:
+            raise self.fail(f"unit {task.unit} runs epoch {epoch} with weights of version {version}")
+
+    def check_idle(self, server: int) -> None:
+        """No worker may idle while a task could run, as the data plane sees it."""
+        names = idle_workers_with_work(self.schedules[server])
+        if names:
+            raise self.fail(f"workers of {names} of server {server} idle beside ready tasks")
+        if self.cluster.mode == "nopipe":
+            return
+        busy: defaultdict[str, int] = defaultdict(int)
+        for number, place, _ in self.running[server].values():
+            busy[self.group(number, place).resource] += 1
+        schedule = self.schedules[server]
+        slowest = min(min(schedule.done), *(schedule._peers.values() or [len(self.cluster.rounds)]))
+        for unit, number in enumerate(schedule.done):
+            if unit in self.running[server] or number == len(self.cluster.rounds):
+                continue
+            place = schedule._place[unit]
+            group = (
+                self.group(number, place)
+                if place < len(self.cluster.groups[self.cluster.rounds[number].kind])
+                else None
+            )
+            if group is None or busy[group.resource] >= self.cluster.workers[group.resource]:
+                continue
+            if self.could_run(server, unit, number, place, group, slowest):
+                raise self.fail(f"unit {unit} of server {server} could run {group.name}, and a worker idles")
+
+    def could_run(self, server: int, unit: int, number: int, place: int, group: Group, slowest: int) -> bool:
+        asynchronous, staleness = self.cluster.mode == "async", self.cluster.staleness
+        if place == 0:
+            if asynchronous and number > slowest + (staleness if number > 1 else 0):
+                return False
+            if not asynchronous and min(self.schedules[server].done) < number:
+                return False
+        if group.weights and unit not in self.weights[server]:
+            return False
+        if group.writes is not None and unit in self.aside[server][group.writes]:
+            return False
+        if group.reads is None:
+            return True
+        rows, aside = self.rows[server][group.reads], self.aside[server][group.reads]
+        return all(
+            self.acceptable(number, rows[entry]) and not (asynchronous and entry in aside)
+            for entry in self.entries(server, group.reads, unit)
+        )
