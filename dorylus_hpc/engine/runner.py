@@ -14,6 +14,7 @@ from threading import Lock
 
 import numpy as np
 
+from cython_kernels.layout import empty
 from dorylus_hpc.comm.blocks import BlockExchange, Channel, cut_plan
 from dorylus_hpc.engine.executor import Executor
 from dorylus_hpc.engine.intervals import cut_intervals
@@ -112,7 +113,7 @@ class Runner:
             return part.n_own + ghosts[tensor.ghosts]
 
         tensors = {
-            name: np.zeros((rows(tensor), tensor.width), self._dtype)
+            name: _zeros((rows(tensor), tensor.width), self._dtype)
             for name, tensor in self._program.tensors.items()
             if trains or not tensor.trains_only
         }
@@ -218,3 +219,10 @@ class Runner:
                 self.seconds[kind] += seconds
             if task.loss:
                 self._losses[place] = task.loss
+
+
+def _zeros(shape: tuple[int, int], dtype: np.dtype) -> np.ndarray:
+    """Make zeros that begin at a cache line, so that vectors of the kernels do not straddle two."""
+    array = empty(shape, dtype)
+    array[...] = 0
+    return array
