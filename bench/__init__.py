@@ -1,1 +1,1 @@
-"""Measurements: accuracy on public graphs, and the time of an epoch. Each is run with ``python -m``."""
+"""Measurements of kernels, of accuracy on public graphs, of an epoch's time. Run each with ``python -m``."""

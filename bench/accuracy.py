@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.launch import RESULTS, train, write_results
+from bench.launch import train
+from bench.machine import RESULTS, write_results
 from dorylus_hpc.errors import InputError
 from dorylus_hpc.graph.preparation import load_graph, prepare_folder
 

@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from bench.launch import RESULTS, train, write_results
+from bench.launch import train
+from bench.machine import RESULTS, write_results
 from dorylus_hpc.graph.data import GraphData
 from dorylus_hpc.graph.manifest import Manifest
 from dorylus_hpc.graph.preparation import prepare_folder

@@ -28,6 +28,7 @@ def gather_max(
     source: IntArray,
     start: int,
     stop: int,
+    scratch: FloatArray,
     level: int,
     num_threads: int,
 ) -> None: ...

@@ -17,12 +17,14 @@ from ._types cimport cut, pieces, real_t, stored_t
 
 cdef extern from *:
     const int DORYLUS_BOUNDS_CHECK
+    const Py_ssize_t PY_SSIZE_T_MAX
 
 cdef enum:
     ROW_COST = 8  # what a row costs beside its entries, in entries
     LEAST_WORK = 4096  # of this cost no more threads or pieces are made
     PIECES = 24  # pieces of the rows a thread, so that the last one waits for little
     STRIP = 16  # columns below which the adjoint is not cut further
+    SHARES = 8  # a thread shares rows of more than this part of its work
     GROUP = 64  # pieces of a hub that are summed at a time
 
 
@@ -152,16 +154,17 @@ cdef int gather_all_rows(
     cdef Py_ssize_t first = work(g.indptr, start)
     cdef Py_ssize_t all_work = work(g.indptr, stop) - first
     cdef int threads = <int>min(<Py_ssize_t>num_threads, all_work // LEAST_WORK + 1)
-    cdef bint shared = threads > 1
-    n_pieces = min(threads * PIECES, all_work // LEAST_WORK + 1) if shared else 1
+    # All threads share a row that would be much of one's work; its sum is the same either way.
+    cdef Py_ssize_t longest = max(<Py_ssize_t>HUB, all_work // (SHARES * threads)) if threads > 1 else PY_SSIZE_T_MAX
+    n_pieces = min(threads * PIECES, all_work // LEAST_WORK + 1) if threads > 1 else 1
     for k in prange(n_pieces, schedule="dynamic", num_threads=threads):
         gather_rows(
             level, g[0], row_of_work(g.indptr, start, stop, first + cut(all_work, n_pieces, k)),
-            row_of_work(g.indptr, start, stop, first + cut(all_work, n_pieces, k + 1)), shared,
+            row_of_work(g.indptr, start, stop, first + cut(all_work, n_pieces, k + 1)), longest,
         )
-    if shared:
+    if threads > 1:
         for i in range(start, stop):
-            if g.indptr[i + 1] - g.indptr[i] > HUB:
+            if g.indptr[i + 1] - g.indptr[i] > longest:
                 gather_hub(g, i, level, threads)
     return 0
 
@@ -233,12 +236,15 @@ def gather_max(
     int32_t[:, ::1] source,
     Py_ssize_t start,
     Py_ssize_t stop,
+    stored_t[:, ::1] scratch,
     int level,
     int num_threads,
 ):
-    """An empty `source` is not written."""
+    """An empty `source` is not written. With a scratch tile `x` is copied into it as in `gather`."""
     cdef GatherMax[stored_t, real_t] g
     cdef Py_ssize_t column = 0
+    cdef Py_ssize_t x_width = x.shape[2]
+    cdef stored_t* tile = &scratch[0, 0] if scratch.shape[0] > 0 else NULL
     if start == stop:
         return
     if DORYLUS_BOUNDS_CHECK:
@@ -246,16 +252,24 @@ def gather_max(
     g.indptr = &indptr[0]
     g.indices = &indices[0] if indices.shape[0] > 0 else NULL
     g.nnz = indices.shape[0]
-    g.x_stride = x.shape[2]
     g.out_stride = out.shape[1]
+    g.source_stride = source.shape[1]
     while column < out.shape[1]:
-        g.x = &x[column // x.shape[2], 0, 0]
+        g.x = &x[column // x_width, 0, column % x_width]
+        g.x_stride = x_width
+        g.columns = min(x_width - column % x_width, out.shape[1] - column)
         g.out = &out[0, column]
         g.source = &source[0, column] if source.shape[0] > 0 else NULL
-        g.columns = min(x.shape[2], out.shape[1] - column)
         with nogil:
+            if tile != NULL:
+                g.columns = min(<Py_ssize_t>g.columns, scratch.shape[1])
+                fill(
+                    g.x, x_width, g.columns, <const real_t*>NULL, tile, scratch.shape[1], x.shape[1], level, num_threads
+                )
+                g.x = tile
+                g.x_stride = scratch.shape[1]
             max_all_rows(&g, start, stop, level, num_threads)
-        column += x.shape[2]
+        column += g.columns
 
 
 cdef int max_all_rows(

@@ -33,8 +33,9 @@ cdef extern from "simd/gather.hpp" namespace "dorylus" nogil:
         const S* x
         int64_t x_stride
         A* out
-        int32_t* source
         int64_t out_stride
+        int32_t* source
+        int64_t source_stride
         int64_t columns
 
     cdef cppclass Adjoint[A]:
@@ -49,7 +50,7 @@ cdef extern from "simd/gather.hpp" namespace "dorylus" nogil:
         A self_weight
         bint mean
 
-    void gather_rows[S, A](int level, const Gather[S, A]& g, int64_t start, int64_t stop, bint skip_hubs)
+    void gather_rows[S, A](int level, const Gather[S, A]& g, int64_t start, int64_t stop, int64_t longest)
     void gather_piece[S, A](int level, const Gather[S, A]& g, int64_t first, int64_t last, A* part)
     void gather_finish[S, A](int level, const Gather[S, A]& g, int64_t row, const A* total)
     void gather_max_rows[S, A](int level, const GatherMax[S, A]& g, int64_t start, int64_t stop)

@@ -133,8 +133,6 @@ def gather(
     scales = _check_scales(row_scale, source_scale, self_weight, dtype, n_rows, n_cols)
     if out is None and accumulate:
         raise ValueError("accumulate=True adds to out, got out=None")
-    if layout not in LAYOUTS:
-        raise ValueError(f"layout must be {', '.join(LAYOUTS)}, got {layout!r}")
     result = _check_result(out, dtype, (n_rows, columns))
     checks.apart(
         "out", matrices.as_tiles(result), x=matrices.as_tiles(x), data=data, indptr=indptr, indices=indices,
@@ -143,12 +141,11 @@ def gather(
     if out is None and isinstance(result, np.ndarray):
         result[:start] = 0
         result[stop:] = 0
-    if layout == "auto" and isinstance(x, np.ndarray) and (start, stop) == (0, n_rows):
-        layout = choose_layout(indptr, indices, (n_cols, columns), x.dtype)
-    tiled = layout == "tiles" and isinstance(x, np.ndarray)
-    scratch = empty((n_cols, tile_columns(x.dtype)) if tiled else (0, 0), x.dtype)
+    scratch = _scratch(layout, indptr, indices, x, (start, stop) == (0, n_rows))
     # What is written past the caches does not push the tile out of them.
-    stream = (tiled or isinstance(x, Tiles)) and n_rows * columns * dtype.itemsize > last_level_cache()
+    stream = (
+        scratch.size > 0 or isinstance(x, Tiles)
+    ) and n_rows * columns * dtype.itemsize > last_level_cache()
     _aggregate.gather(
         indptr, indices, _values(data, dtype), matrices.as_tiles(x), matrices.as_tiles(result), columns,
         *scales, bool(mean), bool(accumulate), stream, start, stop, scratch,
@@ -165,6 +162,7 @@ def gather_max(
     *,
     source: IntArray | None = None,
     rows: tuple[int, int] | None = None,
+    layout: str = "auto",
     num_threads: int = 1,
     validate: bool = True,
 ) -> FloatArray:
@@ -175,7 +173,7 @@ def gather_max(
 
     Parameters
     ----------
-    indptr, indices, rows, num_threads, validate
+    indptr, indices, rows, layout, num_threads, validate
         As for `gather`.
     x
         [n_cols, f], as for `gather`.
@@ -210,17 +208,11 @@ def gather_max(
     if out is None:
         result[:start] = 0
         result[stop:] = 0
+    scratch = _scratch(layout, indptr, indices, x, (start, stop) == (0, n_rows))
     _aggregate.gather_max(
-        indptr,
-        indices,
-        matrices.as_tiles(x),
-        result,
-        sources,
-        start,
-        stop,
-        dispatch.level(),
-        checks.threads(num_threads),
-    )
+        indptr, indices, matrices.as_tiles(x), result, sources, start, stop, scratch,
+        dispatch.level(), checks.threads(num_threads),
+    )  # fmt: skip
     return result
 
 
@@ -403,6 +395,18 @@ def _check_result(out: Matrix | None, dtype: np.dtype[Any], shape: tuple[int, in
         if out is None
         else matrices.matrix("out", out, (dtype.name,), shape, writable=True)
     )
+
+
+def _scratch(layout: str, indptr: IntArray, indices: IntArray, x: Matrix, whole: bool) -> FloatArray:
+    """Make a tile for a row-major matrix that is to be read by tiles; an empty array if none is needed."""
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout must be {', '.join(LAYOUTS)}, got {layout!r}")
+    none = np.empty((0, 0), x.dtype)
+    if isinstance(x, Tiles) or layout == "rows":
+        return none
+    if layout == "auto" and not (whole and choose_layout(indptr, indices, x.shape, x.dtype) == "tiles"):
+        return none
+    return empty((x.shape[0], tile_columns(x.dtype)), x.dtype)
 
 
 def _values(data: FloatArray | None, dtype: np.dtype[Any]) -> FloatArray:

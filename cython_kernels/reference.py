@@ -117,6 +117,7 @@ def gather_max(
     *,
     source: IntArray | None = None,
     rows: tuple[int, int] | None = None,
+    layout: str = "auto",
     num_threads: int = 1,
     validate: bool = True,
 ) -> FloatArray:

@@ -28,7 +28,9 @@ def test_a_bounds_checked_build_checks_behind_the_doors(bad, threads):
             0, threads,
         )  # fmt: skip
     with pytest.raises(IndexError):
-        _aggregate.gather_max(indptr, index, x[None], out, np.empty((0, 0), np.int32), 0, 2, 0, threads)
+        _aggregate.gather_max(
+            indptr, index, x[None], out, np.empty((0, 0), np.int32), 0, 2, scratch, 0, threads
+        )
     with pytest.raises(IndexError):
         _aggregate.gather_max_adjoint(4 * index[:, None].repeat(3, 1) + 4, x, out, False, 0, 2, threads)
     with pytest.raises(IndexError):

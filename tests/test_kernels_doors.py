@@ -312,9 +312,10 @@ def test_a_source_out_of_range(value):
     refused("gather_max_adjoint", ValueError, rf"source\[1, 2\] = {value} is outside -1\.\.4", source=source)
 
 
+@pytest.mark.parametrize("door", ["gather", "gather_max"])
 @pytest.mark.parametrize("layout", ["row", "", None, 1])
-def test_layouts_of_gather(layout):
-    refused("gather", ValueError, "layout must be auto, rows, tiles, got", layout=layout)
+def test_layouts_of_gather(door, layout):
+    refused(door, ValueError, "layout must be auto, rows, tiles, got", layout=layout)
 
 
 @pytest.mark.parametrize("door", ["gather", "gather_adjoint"])

@@ -106,7 +106,8 @@ def test_maximum_agrees_with_its_twin(case):
                     source = np.full((len(indptr) - 1, x.shape[1]), -7, np.int32)
                     want_source = source.copy()
                     want = reference.gather_max(indptr, indices, x, source=want_source, rows=part)
-                    got = ck.gather_max(indptr, indices, features, source=source, rows=part, num_threads=2)
+                    how = {"rows": part, "layout": "tiles" if rng.random() < 0.5 else "rows"}
+                    got = ck.gather_max(indptr, indices, features, source=source, num_threads=2, **how)
                     np.testing.assert_array_equal(got, want)
                     np.testing.assert_array_equal(source, want_source)
                     np.testing.assert_array_equal(ck.gather_max(indptr, indices, features, rows=part), want)

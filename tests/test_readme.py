@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench import accuracy, epoch_time
+from bench import accuracy, epoch_time, kernels
 from dorylus_hpc import predict, prepare
 from dorylus_hpc.config import UNAVAILABLE_OPTIONS, UNAVAILABLE_VALUES, TrainConfig, parse_train
 
@@ -27,6 +27,7 @@ PARSERS = {
     "predict": predict._parse,
     "bench.accuracy": accuracy.parser().parse_args,
     "bench.epoch_time": epoch_time.parser().parse_args,
+    "bench.kernels": kernels.parse,
 }
 SHORTEST = {
     "prepare": ["graph.npz", "-o", "folder", "--parts", "1"],

@@ -41,8 +41,9 @@ struct GatherMax {
     const S* x;
     int64_t x_stride;
     A* out;
-    int32_t* source;  // may be null
     int64_t out_stride;
+    int32_t* source;  // may be null
+    int64_t source_stride;
     int64_t columns;
 };
 
@@ -71,10 +72,10 @@ namespace dorylus {
 template <class S, class A>
 constexpr bool SUMS_IN = std::is_same<S, A>::value || (std::is_same<S, bf16>::value && std::is_same<A, float>::value);
 
-// Rows start .. stop - 1; with `skip_hubs`, except rows with more than HUB entries.
+// Rows start .. stop - 1, except those with more than `longest` entries.
 template <class S, class A>
-inline void gather_rows(int level, const Gather<S, A>& g, int64_t start, int64_t stop, bool skip_hubs) {
-    if constexpr (SUMS_IN<S, A>) DORYLUS_DISPATCH(level, gather_rows(g, start, stop, skip_hubs))
+inline void gather_rows(int level, const Gather<S, A>& g, int64_t start, int64_t stop, int64_t longest) {
+    if constexpr (SUMS_IN<S, A>) DORYLUS_DISPATCH(level, gather_rows(g, start, stop, longest))
 }
 
 // The sum over entries first .. last - 1 of one row, at most HUB of them, into part[columns].

@@ -11,6 +11,15 @@ DORYLUS_INLINE int64_t at(int k, int64_t last) {
     return k < NV - 1 ? (int64_t)k * N : last;
 }
 
+// Ask for the row of a later entry. A row of one line needs none: the CPU runs far enough ahead by itself.
+template <int N, int NV, class G, class S>
+DORYLUS_INLINE void fetch_ahead(const G& g, const S* x, int64_t last, int64_t e) {
+    if (NV * N * sizeof(S) <= 64) return;
+    const S* const later = x + (int64_t)g.indices[e + AHEAD < g.nnz ? e + AHEAD : e] * g.x_stride;
+    for (int k = 0; k < NV; k++)
+        if ((k * N * (int)sizeof(S)) % 64 == 0) __builtin_prefetch(later + at<N, NV>(k, last));
+}
+
 template <int N, int NV, bool WEIGHTS, class S, class A>
 DORYLUS_INLINE void sum_entries(
     const Gather<S, A>& g, int64_t column, int64_t last, int64_t first, int64_t end, Vec<A, N>* total
@@ -18,11 +27,7 @@ DORYLUS_INLINE void sum_entries(
     const S* const x = g.x + column;
     for (int k = 0; k < NV; k++) total[k] = Vec<A, N>{};
     for (int64_t e = first; e < end; e++) {
-        if (NV * N * sizeof(S) > 64) {  // one line a row: the CPU runs far enough ahead by itself
-            const S* const later = x + (int64_t)g.indices[e + AHEAD < g.nnz ? e + AHEAD : e] * g.x_stride;
-            for (int k = 0; k < NV; k++)
-                if ((k * N * (int)sizeof(S)) % 64 == 0) __builtin_prefetch(later + at<N, NV>(k, last));
-        }
+        fetch_ahead<N, NV>(g, x, last, e);
         const int64_t j = g.indices[e];
         const S* const row = x + j * g.x_stride;
         if (WEIGHTS) {
@@ -143,32 +148,32 @@ template <bool WEIGHTS, class S, class A>
 struct RowsVisit {
     const Gather<S, A>& g;
     int64_t start, stop;
-    bool skip_hubs;
+    int64_t longest;
     template <int N, int NV>
     DORYLUS_INLINE void run(int64_t column, int64_t last) const {
         for (int64_t i = start; i < stop; i++) {
-            if (skip_hubs && g.indptr[i + 1] - g.indptr[i] > HUB) continue;
+            if (g.indptr[i + 1] - g.indptr[i] > longest) continue;
             row_chunk<N, NV, WEIGHTS>(g, i, column, last);
         }
     }
 };
 
 template <bool WEIGHTS, class S, class A>
-inline void gather_rows_as(const Gather<S, A>& g, int64_t start, int64_t stop, bool skip_hubs) {
+inline void gather_rows_as(const Gather<S, A>& g, int64_t start, int64_t stop, int64_t longest) {
     if (g.columns <= (int64_t)MAX_VECTORS * Lanes<A>::value) {
-        visit_row<A>(RowsVisit<WEIGHTS, S, A>{g, start, stop, skip_hubs}, g.columns);
+        visit_row<A>(RowsVisit<WEIGHTS, S, A>{g, start, stop, longest}, g.columns);
     } else {
         for (int64_t i = start; i < stop; i++)
-            visit_row<A>(RowsVisit<WEIGHTS, S, A>{g, i, i + 1, skip_hubs}, g.columns);
+            visit_row<A>(RowsVisit<WEIGHTS, S, A>{g, i, i + 1, longest}, g.columns);
     }
 }
 
 template <class S, class A>
-inline void gather_rows(const Gather<S, A>& g, int64_t start, int64_t stop, bool skip_hubs) {
+inline void gather_rows(const Gather<S, A>& g, int64_t start, int64_t stop, int64_t longest) {
     if (g.data || g.source_scale)
-        gather_rows_as<true>(g, start, stop, skip_hubs);
+        gather_rows_as<true>(g, start, stop, longest);
     else
-        gather_rows_as<false>(g, start, stop, skip_hubs);
+        gather_rows_as<false>(g, start, stop, longest);
 #if DORYLUS_LEVEL == 2
     if (g.stream) _mm_sfence();
 #endif
@@ -213,45 +218,64 @@ inline void gather_finish(const Gather<S, A>& g, int64_t row, const A* total) {
     visit_row<A>(FinishVisit<S, A>{g, row, total}, g.columns);
 }
 
-template <class S, class A>
+template <bool SOURCES, class S, class A>
 struct MaxVisit {
     const GatherMax<S, A>& g;
-    int64_t row;
+    int64_t start, stop;
     template <int N, int NV>
     DORYLUS_INLINE void run(int64_t column, int64_t last) const {
-            typedef typename IntOf<A>::type I;
+        for (int64_t row = start; row < stop; row++) max_row<N, NV>(row, column, last);
+    }
+    template <int N, int NV>
+    DORYLUS_INLINE void max_row(int64_t row, int64_t column, int64_t last) const {
+        typedef typename IntOf<A>::type I;
         typedef Vec<A, N> V;
         typedef Vec<I, N> M;
         typedef Vec<int32_t, N> Narrowed;
+        const S* const x = g.x + column;
         const int64_t first = g.indptr[row], end = g.indptr[row + 1];
+        const int64_t j = first < end ? g.indices[first] : -1;
         V best[NV];
         M source[NV];
         for (int k = 0; k < NV; k++) {
-            best[k] = first < end ? load<N>(g.x + (int64_t)g.indices[first] * g.x_stride + column + at<N, NV>(k, last))
-                                  : V{};
-            source[k] = splat<N>((I)(first < end ? g.indices[first] : -1));
+            best[k] = first < end ? load<N>(x + j * g.x_stride + at<N, NV>(k, last)) : V{};
+            if (SOURCES) source[k] = splat<N>((I)j);
         }
         for (int64_t e = first + 1; e < end; e++) {
-            const int64_t j = g.indices[e];
+            fetch_ahead<N, NV>(g, x, last, e);
+            const M here = splat<N>((I)g.indices[e]);
+            const S* const from = x + (int64_t)g.indices[e] * g.x_stride;
             for (int k = 0; k < NV; k++) {
-                const V value = load<N>(g.x + j * g.x_stride + column + at<N, NV>(k, last));
-                // Once a NaN is met it stays: it is larger than nothing, and nothing is larger than it.
-                const M larger = (M)(value > best[k]) | ((M)(value != value) & (M)(best[k] == best[k]));
+                const V value = load<N>(from + at<N, NV>(k, last));
+                // "Not at most" holds for a NaN too. Once one is met it stays: the first is kept.
+                const M larger = (M)(best[k] == best[k]) & ~(M)(value <= best[k]);
                 best[k] = choose(larger, value, best[k]);
-                source[k] = choose(larger, splat<N>((I)j), source[k]);
+                if (SOURCES) source[k] = choose(larger, here, source[k]);
             }
         }
         for (int k = 0; k < NV; k++) store<N>(g.out + row * g.out_stride + column + at<N, NV>(k, last), best[k]);
-        if (g.source)
+        if (SOURCES)
             for (int k = 0; k < NV; k++)
-                store<N>(g.source + row * g.out_stride + column + at<N, NV>(k, last),
+                store<N>(g.source + row * g.source_stride + column + at<N, NV>(k, last),
                          __builtin_convertvector(source[k], Narrowed));
     }
 };
 
+template <bool SOURCES, class S, class A>
+inline void gather_max_as(const GatherMax<S, A>& g, int64_t start, int64_t stop) {
+    if (g.columns <= (int64_t)MAX_VECTORS * Lanes<A>::value) {
+        visit_row<A>(MaxVisit<SOURCES, S, A>{g, start, stop}, g.columns);
+    } else {
+        for (int64_t i = start; i < stop; i++) visit_row<A>(MaxVisit<SOURCES, S, A>{g, i, i + 1}, g.columns);
+    }
+}
+
 template <class S, class A>
 inline void gather_max_rows(const GatherMax<S, A>& g, int64_t start, int64_t stop) {
-    for (int64_t i = start; i < stop; i++) visit_row<A>(MaxVisit<S, A>{g, i}, g.columns);
+    if (g.source)
+        gather_max_as<true>(g, start, stop);
+    else
+        gather_max_as<false>(g, start, stop);
 }
 
 template <class A>
@@ -273,6 +297,10 @@ inline void adjoint_strip(const Adjoint<A>& g, int64_t start, int64_t stop, int6
             if (g.mean && degree > 0)
                 for (int64_t j = 0; j < width; j++) gradient[j] /= (A)degree;
             for (int64_t e = g.indptr[i]; e < g.indptr[i + 1]; e++) {
+                if (e + AHEAD < g.indptr[stop]) {
+                    const A* const later = g.d_x + (int64_t)g.indices[e + AHEAD] * g.stride + column;
+                    for (int64_t j = 0; j < width; j += 64 / (int64_t)sizeof(A)) __builtin_prefetch(later + j, 1);
+                }
                 A* __restrict const target = g.d_x + (int64_t)g.indices[e] * g.stride + column;
                 A weight = g.data ? g.data[e] : (A)1;
                 if (g.source_scale) weight = weight * g.source_scale[g.indices[e]];
