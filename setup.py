@@ -21,6 +21,7 @@ from setuptools.errors import CompileError, LinkError
 PACKAGE = "cython_kernels"
 MODULES = (
     "_aggregate",
+    "_attention",
     "_locality",
     "_ordering",
     "_rows",
