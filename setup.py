@@ -21,6 +21,7 @@ from setuptools.errors import CompileError, LinkError
 PACKAGE = "cython_kernels"
 MODULES = (
     "_aggregate",
+    "_attention",
     "_locality",
     "_ordering",
     "_rows",
@@ -115,6 +116,10 @@ def refresh_settings(settings: dict[str, object]) -> None:
 
 class BuildKernels(build_ext):
     """Probe the compiler, translate the .pyx files, then compile as usual."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.parallel = self.parallel or os.cpu_count()
 
     def build_extensions(self) -> None:
         checked = wants("DORYLUS_BOUNDS_CHECK")

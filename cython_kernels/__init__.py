@@ -11,13 +11,27 @@ from .activation import bias_relu_dropout, relu_dropout_backward
 from .aggregate import check_csr, gather, gather_adjoint, gather_max, gather_max_adjoint
 from .bfloat16 import from_bfloat16, to_bfloat16
 from .dropout_masks import dropout, dropout_csr, philox4x32
+from .graph_attention import (
+    AttentionSaved,
+    attention,
+    attention_adjoint,
+    attention_saved,
+    attention_targets,
+    attention_weights,
+)
 from .layout import Tiles, choose_layout, from_tiles, to_tiles
 from .loss import softmax_cross_entropy
 from .rows import pack_rows, scatter_add_rows, unpack_rows
 from .transpose import transpose_csr
 
 __all__ = [
+    "AttentionSaved",
     "Tiles",
+    "attention",
+    "attention_adjoint",
+    "attention_saved",
+    "attention_targets",
+    "attention_weights",
     "bias_relu_dropout",
     "build_info",
     "check_csr",

@@ -68,7 +68,7 @@ def output(name: str, out: object, dtype: np.dtype[Any], shape: tuple[int, ...])
     return array(name, out, dtype, shape, writable=True)
 
 
-def apart(name: str, out: npt.NDArray[Any], **inputs: object) -> None:
+def apart(name: str, out: npt.NDArray[Any], /, **inputs: object) -> None:
     """Refuse an output that shares memory with an input."""
     for other, value in inputs.items():
         if isinstance(value, np.ndarray) and np.may_share_memory(out, value):

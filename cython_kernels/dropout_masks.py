@@ -21,6 +21,8 @@ from . import _activation, _dropout_masks, checks, dispatch, matrices
 from .checks import FloatArray, IntArray
 from .matrices import Matrix
 
+GOLDEN = 0x9E3779B97F4A7C15  # splitmix64's step
+
 _WORD = 2**64 - 1
 
 
@@ -40,11 +42,11 @@ def mask_key(p: float, seed: int, epoch: int, layer: int) -> MaskKey:
     seed = checks.integer("seed", seed, 0, 2**64)
     epoch = checks.integer("epoch", epoch, 0, 2**32)
     layer = checks.integer("layer", layer, 0, 2**32)
-    key = _splitmix64(_splitmix64(seed) + 0x9E3779B97F4A7C15 * (layer + 1))
+    key = mix64(mix64(seed) + GOLDEN * (layer + 1))
     return MaskKey(key, epoch, round(p * 2**32), 1.0 / (1.0 - p))
 
 
-def _splitmix64(word: int) -> int:
+def mix64(word: int) -> int:
     """Mix 64 bits: the finaliser of splitmix64 (Steele, Lea, Flood, OOPSLA 2014)."""
     word &= _WORD
     word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _WORD

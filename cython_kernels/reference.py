@@ -16,6 +16,7 @@ from scipy.sparse import csr_array, diags_array
 from scipy.special import log_softmax
 
 from .checks import FloatArray, IntArray
+from .graph_attention import AttentionSaved
 from .layout import Tiles
 from .matrices import Matrix
 
@@ -427,6 +428,240 @@ def softmax_cross_entropy(
         d_logits[...] = 0
         d_logits[chosen] = scale * gradient
     return float(-logs[at].sum())
+
+
+def _entries(indptr: IntArray, rows: tuple[int, int] | None) -> tuple[IntArray, npt.NDArray[np.bool_]]:
+    """Name the row of each entry, and tell whether it is in the range."""
+    row = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
+    start, stop = rows if rows is not None else (0, len(indptr) - 1)
+    return row, (row >= start) & (row < stop)
+
+
+def _occurrences(row: IntArray, column: IntArray) -> Uint64Array:
+    """Count for each entry the earlier ones with the same row and column."""
+    met: dict[tuple[int, int], int] = {}
+    count = np.zeros(len(row), np.uint64)
+    for e, pair in enumerate(zip(row.tolist(), column.tolist(), strict=True)):
+        count[e] = met.get(pair, 0)
+        met[pair] = met.get(pair, 0) + 1
+    return count
+
+
+def attention_kept(
+    source_gids: IntArray,
+    target_gids: IntArray,
+    occurrences: Uint64Array,
+    heads: int,
+    p: float,
+    *,
+    seed: int,
+    epoch: int,
+    layer: int,
+) -> npt.NDArray[np.bool_]:
+    """Tell for each entry, given by its two vertices and its occurrence, and for each head if it is kept."""
+    step = np.array([0x9E3779B97F4A7C15], np.uint64)
+    features = _mix(_mix(np.array([seed], np.uint64)) + step * np.uint64(layer + 1))
+    base = _mix(_mix(features ^ np.uint64(0x617474656E74696F)) + step * np.uint64(epoch + 1))
+    source, target = source_gids.view(np.uint64), target_gids.view(np.uint64)
+    result = np.zeros((len(source), heads), np.bool_)
+    for occurrence in np.unique(occurrences):
+        at = occurrences == occurrence
+        counter = [
+            source[at] & LOW,
+            source[at] >> np.uint64(32),
+            target[at] & LOW,
+            target[at] >> np.uint64(32),
+        ]
+        for h in range(heads):
+            key = int(_mix(base + step * ((occurrence << np.uint64(32)) + np.uint64(h // 4 + 1)))[0])
+            word = _philox(list(counter), key % 2**32, key >> 32)[h % 4]
+            result[at, h] = word >= np.uint64(round(p * 2**32))
+    return result
+
+
+def _attention_masks(
+    row: IntArray,
+    column: IntArray,
+    source_gids: IntArray,
+    target_gids: IntArray,
+    heads: int,
+    p: float,
+    **key: int,
+) -> FloatArray:
+    """Make the factor of each entry and head."""
+    kept = attention_kept(source_gids, target_gids, _occurrences(row, column), heads, p, **key)
+    return np.where(kept, 1.0 / (1.0 - p), 0.0)
+
+
+def _softmax(raw: FloatArray, row: IntArray, n_rows: int, slope: float) -> tuple[FloatArray, ...]:
+    """Make alpha of each entry and the maximum and sum of each row, from scores in float64."""
+    s = np.where(raw > 0, raw, slope * raw)
+    most = np.full((n_rows, raw.shape[1]), -np.inf)
+    np.maximum.at(most, row, s)
+    most[np.isneginf(most)] = 0
+    e = np.exp(s - most[row])
+    total = np.zeros_like(most)
+    np.add.at(total, row, e)
+    with np.errstate(invalid="ignore"):
+        return e / total[row], most, total
+
+
+def _scores(source: FloatArray, target: FloatArray) -> FloatArray:
+    """Add scores in their own precision, on whose sign the gradient depends."""
+    return (source + target).astype(np.float64)
+
+
+def attention(
+    indptr: IntArray,
+    indices: IntArray,
+    x: FloatArray,
+    score_source: FloatArray,
+    score_target: FloatArray,
+    out: FloatArray | None = None,
+    *,
+    slope: float = 0.2,
+    p: float = 0.0,
+    seed: int = 0,
+    epoch: int = 0,
+    layer: int = 0,
+    source_gids: IntArray | None = None,
+    target_gids: IntArray | None = None,
+    saved: AttentionSaved | None = None,
+    rows: tuple[int, int] | None = None,
+    num_threads: int = 1,
+    validate: bool = True,
+) -> FloatArray:
+    """Twin of `cython_kernels.attention`: with arrays of the size of the entries."""
+    n_rows, heads = score_target.shape
+    row, _ = _entries(indptr, rows)
+    raw = _scores(score_source[indices], score_target[row])
+    alpha, most, total = _softmax(raw, row, n_rows, slope)
+    factor = alpha
+    if p > 0:
+        assert source_gids is not None and target_gids is not None
+        gids = source_gids[indices], target_gids[row]
+        factor = alpha * _attention_masks(row, indices, *gids, heads, p, seed=seed, epoch=epoch, layer=layer)
+    values = x.reshape(len(x), heads, -1)[indices].astype(np.float64)
+    sums = []
+    for chosen in (np.ones_like(raw), raw <= 0):
+        sums.append(np.zeros((n_rows, heads, x.shape[1] // heads)))
+        np.add.at(sums[-1], row, (factor * chosen)[:, :, None] * values)
+    below = np.zeros((n_rows, heads))
+    np.add.at(below, row, alpha * (raw <= 0))
+    inside = slice(*rows) if rows is not None else slice(None)
+    result = np.zeros((n_rows, x.shape[1]), x.dtype) if out is None else out
+    result[inside] = sums[0].reshape(n_rows, -1)[inside]
+    if saved is not None:
+        for array, value in zip(saved, (most, total, sums[1].reshape(n_rows, -1), below), strict=True):
+            array[inside] = value[inside]
+    return result
+
+
+def attention_targets(
+    out: FloatArray,
+    d_out: FloatArray,
+    score_target: FloatArray,
+    saved: AttentionSaved,
+    d_score_target: FloatArray | None = None,
+    *,
+    record: FloatArray | None = None,
+    slope: float = 0.2,
+    rows: tuple[int, int] | None = None,
+    num_threads: int = 1,
+) -> tuple[FloatArray, FloatArray]:
+    """Twin of `cython_kernels.attention_targets`."""
+    n_rows, heads = score_target.shape
+    shape = (n_rows, heads, -1)
+    change, most, total, negative, below = (
+        array.astype(np.float64) for array in (d_out.reshape(shape), *saved)
+    )
+    t = (change * out.reshape(shape)).sum(axis=2)
+    gradient = (slope - 1) * ((change * negative.reshape(shape)).sum(axis=2) - t * below)
+    inverse = np.divide(1.0, total, out=np.zeros_like(total), where=total != 0)
+    records = np.stack([score_target, most, inverse, t], axis=1)
+    inside = slice(*rows) if rows is not None else slice(None)
+    results = []
+    for given, value in ((d_score_target, gradient), (record, records)):
+        results.append(np.zeros(value.shape, out.dtype) if given is None else given)
+        results[-1][inside] = value[inside]
+    return results[0], results[1]
+
+
+def attention_adjoint(
+    indptr: IntArray,
+    indices: IntArray,
+    x: FloatArray,
+    score_source: FloatArray,
+    record: FloatArray,
+    d_out: FloatArray,
+    d_x: FloatArray | None = None,
+    *,
+    d_score_source: FloatArray | None = None,
+    slope: float = 0.2,
+    p: float = 0.0,
+    seed: int = 0,
+    epoch: int = 0,
+    layer: int = 0,
+    source_gids: IntArray | None = None,
+    target_gids: IntArray | None = None,
+    rows: tuple[int, int] | None = None,
+    num_threads: int = 1,
+    validate: bool = True,
+) -> tuple[FloatArray, FloatArray]:
+    """Twin of `cython_kernels.attention_adjoint`: ds of every entry by its definition."""
+    n_sources, heads = score_source.shape
+    row, _ = _entries(indptr, rows)
+    raw = _scores(score_source[row], record[indices, 0])
+    most, inverse, t = record[indices, 1:].astype(np.float64).transpose(1, 0, 2)
+    alpha = np.exp(np.where(raw > 0, raw, slope * raw) - most) * inverse
+    mask: FloatArray = np.ones_like(alpha)
+    if p > 0:
+        assert source_gids is not None and target_gids is not None
+        gids = source_gids[row], target_gids[indices]
+        mask = _attention_masks(row, indices, *gids, heads, p, seed=seed, epoch=epoch, layer=layer)
+    change = d_out.reshape(len(d_out), heads, -1)[indices].astype(np.float64)
+    features = np.zeros((n_sources, heads, x.shape[1] // heads))
+    np.add.at(features, row, (mask * alpha)[:, :, None] * change)
+    d_alpha = mask * (change * x.reshape(n_sources, heads, -1)[row]).sum(axis=2)
+    scores = np.zeros((n_sources, heads))
+    np.add.at(scores, row, alpha * (d_alpha - t) * np.where(raw > 0, 1.0, slope))
+    inside = slice(*rows) if rows is not None else slice(None)
+    results = []
+    for given, value in ((d_x, features.reshape(x.shape)), (d_score_source, scores)):
+        results.append(np.zeros(value.shape, x.dtype) if given is None else given)
+        results[-1][inside] = value[inside]
+    return results[0], results[1]
+
+
+def attention_weights(
+    indptr: IntArray,
+    indices: IntArray,
+    score_source: FloatArray,
+    score_target: FloatArray,
+    out: FloatArray | None = None,
+    *,
+    slope: float = 0.2,
+    p: float = 0.0,
+    seed: int = 0,
+    epoch: int = 0,
+    layer: int = 0,
+    source_gids: IntArray | None = None,
+    target_gids: IntArray | None = None,
+    rows: tuple[int, int] | None = None,
+    num_threads: int = 1,
+    validate: bool = True,
+) -> FloatArray:
+    """Twin of `cython_kernels.attention_weights`."""
+    n_rows, heads = score_target.shape
+    row, inside = _entries(indptr, rows)
+    alpha = _softmax(_scores(score_source[indices], score_target[row]), row, n_rows, slope)[0]
+    if p > 0:
+        assert source_gids is not None and target_gids is not None
+        gids = source_gids[indices], target_gids[row]
+        alpha *= _attention_masks(row, indices, *gids, heads, p, seed=seed, epoch=epoch, layer=layer)
+    result = np.zeros(alpha.shape, score_source.dtype) if out is None else out
+    result[inside] = alpha[inside]
+    return result
 
 
 def _deliver(result: FloatArray, out: Matrix | None) -> Any:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import cython_kernels as ck
-from cython_kernels import _activation, _aggregate, _dropout_masks, _loss, _rows, _transpose
+from cython_kernels import _activation, _aggregate, _attention, _dropout_masks, _loss, _rows, _transpose
 
 
 def test_build_info():
@@ -57,5 +57,14 @@ def test_a_bounds_checked_build_checks_behind_the_doors(bad, threads):
             indptr, index, np.zeros(3, np.int64), np.zeros(2, np.int32), np.zeros(2, np.int64),
             np.zeros((threads, 2), np.int64),
         )  # fmt: skip
+    ids, masks = np.empty(0, np.int64), (0, 0, 1.0, 0, 2, 0, threads)
+    with pytest.raises(IndexError):
+        _attention.forward(indptr, index, x, x, x, out, *[np.empty((0, 0))] * 4, 0.2, ids, ids, *masks)
+    with pytest.raises(IndexError):
+        _attention.backward(
+            indptr, index, x, x, np.ones((2, 4, 3)), x, out, out.copy(), 0.2, ids, ids, *masks
+        )
+    with pytest.raises(IndexError):
+        _attention.weights(indptr, index, x, x, out, 0.2, ids, ids, *masks)
     with pytest.raises(IndexError):
         _loss.softmax_cross_entropy(x, 4 * index, np.ones(2, np.uint8), np.empty(2), out, True, 1.0, threads)

@@ -12,8 +12,9 @@ from cython_kernels import reference
 
 I32, I64, F32, F64, U16 = np.int32, np.int64, np.float32, np.float64, np.uint16
 LAYOUTS = {"Tiles", "choose_layout", "from_tiles", "to_tiles"}  # tests/test_kernels_layout.py
+SAVED = {"AttentionSaved", "attention_saved"}  # tests/test_kernels_attention.py
 KEY = {"seed": 1, "epoch": 1, "layer": 1}
-N, F, NNZ, N_COLS = 3, 4, 4, 5
+N, F, NNZ, N_COLS, H = 3, 4, 4, 5, 2
 
 
 def good():
@@ -25,6 +26,11 @@ def good():
     dropping = {"gids": gids, "p": 0.5, **KEY}
     threads = {"num_threads": 2}
     small = np.ones((N, F))
+    attending = {"indptr": indptr, "indices": indices} | {
+        "slope": 0.2, "source_gids": np.arange(N_COLS), "target_gids": gids, "p": 0.5, "rows": (0, N), **KEY
+    }  # fmt: skip
+    scores = {"score_source": np.ones((N_COLS, H)), "score_target": np.ones((N, H))}
+    saved = ck.attention_saved(N, H, F, F64)
     return {
         "check_csr": csr | {"n_cols": N_COLS},
         "gather": csr | {"x": x, "out": np.zeros((N, F))} | scales | threads,
@@ -37,6 +43,17 @@ def good():
         | threads,
         "gather_max_adjoint": {"source": np.array([[0, 4, -1, 1]] * N, I32), "d_out": small}
         | {"d_x": np.zeros((N_COLS, F)), "n_sources": N_COLS, "rows": (0, N)}
+        | threads,
+        "attention": attending | {"x": x, "out": np.zeros((N, F)), "saved": saved} | scores | threads,
+        "attention_weights": attending | {"out": np.zeros((NNZ, H))} | scores | threads,
+        "attention_targets": {"out": small.copy(), "d_out": small, "score_target": np.ones((N, H))}
+        | {"saved": saved, "d_score_target": np.zeros((N, H)), "record": np.zeros((N, 4, H))}
+        | {"slope": 0.2, "rows": (0, N)}
+        | threads,
+        "attention_adjoint": attending
+        | {"x": small, "score_source": np.ones((N, H)), "record": np.ones((N_COLS, 4, H)), "d_out": x}
+        | {"d_x": np.zeros((N, F)), "d_score_source": np.zeros((N, H))}
+        | {"source_gids": gids, "target_gids": np.arange(N_COLS)}
         | threads,
         "to_bfloat16": {"x": np.ones((N, F), F32), "out": np.zeros((N, F), U16)} | threads,
         "from_bfloat16": {"x": np.ones((N, F), U16), "out": np.zeros((N, F), F32)} | threads,
@@ -71,6 +88,8 @@ def good():
 OUTPUT = dict.fromkeys(good(), "out") | {
     "gather_adjoint": "d_x",
     "gather_max_adjoint": "d_x",
+    "attention_targets": "d_score_target",
+    "attention_adjoint": "d_x",
     "softmax_cross_entropy": "d_logits",
 }
 del OUTPUT["check_csr"], OUTPUT["transpose_csr"]
@@ -96,6 +115,10 @@ FIRST_FLOAT = {
     "gather_adjoint": "d_out",
     "gather_max": "x",
     "gather_max_adjoint": "d_out",
+    "attention": "x",
+    "attention_weights": "score_source",
+    "attention_targets": "out",
+    "attention_adjoint": "x",
     "pack_rows": "x",
     "unpack_rows": "rows",
     "scatter_add_rows": "rows",
@@ -130,7 +153,7 @@ def test_the_twin_takes_the_same_arguments(door):
 
 
 def test_every_door_is_covered_here():
-    assert set(good()) == set(ck.__all__) - {"build_info", "philox4x32", *LAYOUTS}
+    assert set(good()) == set(ck.__all__) - {"build_info", "philox4x32", *LAYOUTS, *SAVED}
 
 
 @pytest.mark.parametrize(("door", "name"), ARRAYS)
@@ -208,6 +231,25 @@ def test_a_read_only_output(door, name):
         ("gather_max", "source", (N_COLS, F)),
         ("gather_max_adjoint", "source", (N, F + 1)),
         ("gather_max_adjoint", "d_x", (N, F)),
+        ("attention", "score_source", (N, H)),
+        ("attention", "score_target", (N_COLS, H)),
+        ("attention", "score_target", (N, H + 1)),
+        ("attention", "out", (N, F + 1)),
+        ("attention", "source_gids", (N,)),
+        ("attention", "target_gids", (N_COLS,)),
+        ("attention_weights", "score_target", (N, H + 1)),
+        ("attention_weights", "out", (NNZ, H + 1)),
+        ("attention_weights", "target_gids", (N_COLS,)),
+        ("attention_targets", "d_out", (N, F + 1)),
+        ("attention_targets", "score_target", (N + 1, H)),
+        ("attention_targets", "d_score_target", (N, H + 1)),
+        ("attention_targets", "record", (N, 3, H)),
+        ("attention_adjoint", "x", (N + 1, F)),
+        ("attention_adjoint", "d_out", (N_COLS, F + 1)),
+        ("attention_adjoint", "record", (N_COLS + 1, 4, H)),
+        ("attention_adjoint", "score_source", (N + 1, H)),
+        ("attention_adjoint", "d_x", (N, F + 1)),
+        ("attention_adjoint", "d_score_source", (N, H + 1)),
         ("to_bfloat16", "out", (N, F + 1)),
         ("from_bfloat16", "out", (F, N)),
         ("pack_rows", "out", (N_COLS, F)),
@@ -285,7 +327,9 @@ def test_threads(door, value, error):
 
 
 @pytest.mark.parametrize(
-    "door", ["check_csr", "gather", "gather_max", "gather_adjoint", "dropout_csr", "transpose_csr"]
+    "door",
+    ["check_csr", "gather", "gather_max", "gather_adjoint", "dropout_csr", "transpose_csr"]
+    + ["attention", "attention_weights", "attention_adjoint"],
 )
 def test_a_matrix_that_is_none(door):
     for indptr in ([], [1, 2, 2, 4], [0, 2, 2, 5], [0, 2, 2, 3]):
@@ -294,7 +338,11 @@ def test_a_matrix_that_is_none(door):
     refused(door, ValueError, r"indices\[2\] = -1 is outside", indices=np.array([0, 4, -1, 1], I32))
 
 
-@pytest.mark.parametrize("door", ["check_csr", "gather", "gather_max", "gather_adjoint", "transpose_csr"])
+@pytest.mark.parametrize(
+    "door",
+    ["check_csr", "gather", "gather_max", "gather_adjoint", "transpose_csr"]
+    + ["attention", "attention_weights", "attention_adjoint"],
+)
 def test_a_column_out_of_range(door):
     refused(door, ValueError, r"indices\[1\] = 5 is outside 0\.\.4", indices=np.array([0, 5, 1, 6], I32))
 
@@ -330,6 +378,54 @@ def test_options_of_gather(door):
         refused(door, TypeError, "self_weight must be a number", self_weight=weight)
     output = "out" if door == "gather" else "d_x"
     refused(door, ValueError, f"accumulate=True adds to {output}", accumulate=True, **{output: None})
+
+
+ATTENTION = ["attention", "attention_weights", "attention_targets", "attention_adjoint"]
+
+
+@pytest.mark.parametrize("door", ATTENTION)
+def test_options_of_attention(door):
+    for rows in ((0, N + 1), (-1, 2), (2, 1)):
+        refused(door, ValueError, "rows", rows=rows)
+    refused(door, TypeError, "rows", rows=3)
+    for slope in (-0.1, np.nan, np.inf):
+        refused(door, ValueError, "slope must", slope=slope)
+    refused(door, TypeError, "slope must be a number", slope=None)
+    scores = "score_target" if door == "attention_targets" else "score_source"
+    for heads in (0, 3) if door != "attention_weights" else (0,):
+        wide = np.ones((len(good()[door][scores]), heads))
+        refused(door, ValueError, rf"{scores} has {heads} head", **{scores: wide})
+
+
+@pytest.mark.parametrize("door", ["attention", "attention_weights", "attention_adjoint"])
+def test_attention_needs_ids_to_drop(door):
+    for name in ("source_gids", "target_gids"):
+        refused(door, TypeError, f"{name} must be a NumPy array, got a NoneType", **{name: None})
+        getattr(ck, door)(**good()[door] | {name: None, "p": 0.0})
+
+
+@pytest.mark.parametrize("door", ["attention", "attention_targets"])
+def test_what_attention_saves_is_checked(door):
+    saved = good()[door]["saved"]
+    refused(door, TypeError, "saved must be an AttentionSaved, got a tuple", saved=tuple(saved))
+    for name, array in saved._asdict().items():
+        refused(
+            door,
+            TypeError,
+            rf"saved\.{name} must be float64",
+            saved=saved._replace(**{name: array.astype(F32)}),
+        )
+        refused(
+            door, ValueError, rf"saved\.{name} must have shape", saved=saved._replace(**{name: array[1:]})
+        )
+    output = good()[door][OUTPUT[door]]
+    same = saved._replace(**{"negative" if door == "attention" else "row_max": output})
+    refused(door, ValueError, "must not share memory with", saved=same, **{OUTPUT[door]: output})
+    if door == "attention":
+        twice = saved._replace(row_sum=saved.row_max)
+        refused(door, ValueError, "saved.row_sum must not share memory with saved.row_max", saved=twice)
+        saved.negative.flags.writeable = False
+        refused(door, ValueError, "saved.negative must be writable", saved=saved)
 
 
 def test_a_self_term_needs_own_rows():

@@ -1,7 +1,7 @@
 // Vectors of N elements, in the namespace of one instruction set. Included by each_isa.hpp; no guard.
 
 // Registers for sums: a chunk of columns is at most this many 64-byte vectors. At least 3, so that a
-// row cut into balanced chunks never has a last chunk of one vector (see `Chunk` in gather_body.hpp).
+// row cut into balanced chunks never has a last chunk of one vector (see chunks.hpp).
 #if DORYLUS_LEVEL == 2
 enum { MAX_VECTORS = 8 };
 #elif DORYLUS_LEVEL == 1 || !DORYLUS_X86
@@ -42,6 +42,14 @@ DORYLUS_INLINE Vec<float, N> load(const float* p) {
 template <int N>
 DORYLUS_INLINE Vec<double, N> load(const double* p) {
     return *reinterpret_cast<const typename VecOf<double, N>::loose*>(p);
+}
+template <int N>
+DORYLUS_INLINE Vec<int32_t, N> load(const int32_t* p) {
+    return *reinterpret_cast<const typename VecOf<int32_t, N>::loose*>(p);
+}
+template <int N>
+DORYLUS_INLINE Vec<uint32_t, N> load(const uint32_t* p) {
+    return *reinterpret_cast<const typename VecOf<uint32_t, N>::loose*>(p);
 }
 template <int N>
 DORYLUS_INLINE Vec<float, N> load(const bf16* p) {

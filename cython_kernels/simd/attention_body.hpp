@@ -1,0 +1,568 @@
+// The loops of attention.hpp, once per instruction set; no guard.
+#include "chunks.hpp"
+
+enum {
+    BLOCK = 64,  // entries whose weights are made at a time
+    AHEAD = 24,  // entries that a row is asked for before it is added
+    // Twice the sums of a gather must fit in the registers.
+    PAIRS = MAX_VECTORS == 4 ? 3 : MAX_VECTORS
+};
+
+// e^x for x <= 0; less than the smallest normal number is 0, NaN stays. Cody and Waite's reduction
+// ("Software manual for the elementary functions", 1980) and Taylor's polynomial on |r| <= log(2) / 2;
+// within 1.5 units in the last place.
+template <int N>
+DORYLUS_INLINE Vec<float, N> exponential(Vec<float, N> x) {
+    typedef Vec<float, N> V;
+    typedef Vec<uint32_t, N> U;
+    const V shifted = x * 1.44269504f + 12582912.f;  // 1.5 * 2**23: the integer is in the low bits
+    const V n = shifted - 12582912.f;
+    const V r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+    V p = r * (1.f / 5040) + 1.f / 720;
+    p = p * r + 1.f / 120;
+    p = p * r + 1.f / 24;
+    p = p * r + 1.f / 6;
+    p = p * r + 0.5f;
+    p = (p * (r * r) + r) + 1.f;
+    const V y = (V)((U)p + ((U)shifted << 23));
+    return choose(x == x, choose(x < -86.5f, V{}, y), x);
+}
+template <int N>
+DORYLUS_INLINE Vec<double, N> exponential(Vec<double, N> x) {
+    typedef Vec<double, N> V;
+    typedef Vec<uint64_t, N> U;
+    const V shifted = x * 1.4426950408889634074 + 6755399441055744.0;  // 1.5 * 2**52
+    const V n = shifted - 6755399441055744.0;
+    const V r = (x - n * 6.93145751953125e-1) - n * 1.42860682030941723212e-6;
+    V p = r * (1. / 6227020800) + 1. / 479001600;
+    p = p * r + 1. / 39916800;
+    p = p * r + 1. / 3628800;
+    p = p * r + 1. / 362880;
+    p = p * r + 1. / 40320;
+    p = p * r + 1. / 5040;
+    p = p * r + 1. / 720;
+    p = p * r + 1. / 120;
+    p = p * r + 1. / 24;
+    p = p * r + 1. / 6;
+    p = p * r + 0.5;
+    p = (p * (r * r) + r) + 1.;
+    const V y = (V)((U)p + ((U)shifted << 52));
+    return choose(x == x, choose(x < -707., V{}, y), x);
+}
+
+// HEADS is the number of heads of a unit, rounded up to a power of two; numbers of an entry follow those
+// of the entry before it, so that a vector holds some heads of one entry, or all of several.
+template <int HEADS, class A>
+DORYLUS_INLINE Vec<A, HEADS> load_heads(const A* p, int64_t heads) {
+    if (heads == HEADS) return load<HEADS>(p);
+    A lane[HEADS] = {};
+    for (int64_t h = 0; h < heads; h++) lane[h] = p[h];
+    return load<HEADS>(lane);
+}
+
+// The numbers of a row, for every entry that a vector holds.
+template <int HEADS, class A>
+DORYLUS_INLINE Vec<A, Lanes<A>::value> repeat_heads(const A* p, int64_t heads) {
+    enum { N = Lanes<A>::value };
+    A lane[N];
+    const Vec<A, HEADS> value = load_heads<HEADS>(p, heads);
+    for (int l = 0; l < N; l += HEADS) store<HEADS>(lane + l, value);
+    return load<N>(lane);
+}
+
+template <class A, int N>
+DORYLUS_INLINE void add_lanes(int heads, Vec<A, N> v, A* sum) {
+    A lane[N];
+    store<N>(lane, v);
+    for (int h = 0; h < heads; h++) sum[h] = lane[h];
+    for (int l = heads; l < N; l++) sum[l % heads] += lane[l];
+}
+
+// Numbers of a block of entries by entry and head. One vector more than its entries have is read.
+template <class A>
+struct Block {
+    enum { SIZE = (BLOCK + 1) * Lanes<A>::value };
+    alignas(64) A part[RECORD][SIZE];  // what a column gives: its score; backward: its record
+    alignas(64) A weight[SIZE];
+    alignas(64) A negative[SIZE];
+    alignas(64) uint32_t word[SIZE];
+};
+
+// The product of 32-bit numbers in 64-bit lanes.
+DORYLUS_INLINE Vec<uint64_t, 8> multiply_words(Vec<uint64_t, 8> a, uint64_t factor) {
+#if DORYLUS_LEVEL == 2
+    return (Vec<uint64_t, 8>)_mm512_maskz_mul_epu32(0xFF, (__m512i)a, _mm512_set1_epi64((long long)factor));
+#else
+    return a * factor;
+#endif
+}
+
+// Philox4x32-10 (as in rowwise_body.hpp, where all counters have one key) of eight counters and keys, a word a lane.
+DORYLUS_INLINE void philox8(Vec<uint64_t, 8>* word, Vec<uint64_t, 8> key) {
+    typedef Vec<uint64_t, 8> U;
+    const uint64_t low = 0xFFFFFFFFu;
+    U c0 = word[0], c1 = word[1], c2 = word[2], c3 = word[3], key0 = key & low, key1 = key >> 32;
+    for (int step = 0; step < 10; step++) {
+        const U product0 = multiply_words(c0, 0xD2511F53u), product1 = multiply_words(c2, 0xCD9E8D57u);
+        c0 = (product1 >> 32) ^ c1 ^ key0;
+        c1 = product1 & low;
+        c2 = (product0 >> 32) ^ c3 ^ key1;
+        c3 = product0 & low;
+        key0 = (key0 + 0x9E3779B9u) & low;
+        key1 = (key1 + 0xBB67AE85u) & low;
+    }
+    word[0] = c0;
+    word[1] = c1;
+    word[2] = c2;
+    word[3] = c3;
+}
+
+// The random words of a block: a counter is (source gid, target gid), both of 64 bits.
+template <class A>
+inline void make_words(const Attention<A>& a, const Unit& u, int heads, int64_t row, int64_t first, int count,
+                       Occurrences& occurrences, uint32_t* word) {
+    typedef Vec<uint64_t, 8> U;
+    const U fixed = splat<8>((uint64_t)a.row_gids[row]);
+    const uint64_t low = 0xFFFFFFFFu;
+    const int64_t first_quad = u.head / 4, last_quad = (u.head + u.heads - 1) / 4;
+    for (int k = 0; k < count; k += 8) {
+        alignas(64) uint64_t gid[8] = {}, occurrence[8] = {};
+        const int lanes = count - k < 8 ? count - k : 8;
+        uint64_t repeated = 0;
+        for (int l = 0; l < lanes; l++) {
+            gid[l] = (uint64_t)a.column_gids[a.indices[first + k + l]];
+            occurrence[l] = occurrences.next();
+            repeated |= occurrence[l];
+        }
+        const U other = *(const U*)gid;
+        const U source = a.rows_are_sources ? fixed : other, target = a.rows_are_sources ? other : fixed;
+        for (int64_t quad = first_quad; quad <= last_quad; quad++) {
+            alignas(64) uint64_t key[8], made[4][8];
+            if (repeated)
+                for (int l = 0; l < 8; l++) key[l] = block_key(a.key, occurrence[l], (uint64_t)quad);
+            else
+                *(U*)key = splat<8>(block_key(a.key, 0, (uint64_t)quad));
+            U words[4] = {source & low, source >> 32, target & low, target >> 32};
+            philox8(words, *(const U*)key);
+            for (int w = 0; w < 4; w++) *(U*)made[w] = words[w];
+            for (int w = 0; w < 4; w++) {
+                const int64_t h = quad * 4 + w - u.head;
+                if (h < 0 || h >= u.heads) continue;
+                for (int l = 0; l < lanes; l++) word[(k + l) * heads + h] = (uint32_t)made[w][l];
+            }
+        }
+    }
+}
+
+// What is the same for all entries of a row.
+template <class A>
+struct RowNumbers {
+    typedef Vec<A, Lanes<A>::value> V;
+    V score, best;  // best: forward only
+    V weight, negative_weight;
+};
+
+template <int HEADS, bool BACK, class A>
+DORYLUS_INLINE RowNumbers<A> start_row(const Attention<A>& a, const Unit& u, int64_t row, const Maxima<A>& best) {
+    typedef Vec<A, Lanes<A>::value> V;
+    RowNumbers<A> r;
+    r.score = repeat_heads<HEADS>(a.row_score + row * a.heads + u.head, u.heads);
+    r.weight = r.negative_weight = r.best = V{};
+    if (!BACK) {
+        const V raw = repeat_heads<HEADS>(best.value, u.heads) + r.score;
+        r.best = choose(raw > 0, raw, a.slope * raw);
+    }
+    return r;
+}
+
+// The weights of `count` entries, and their sums.
+template <int HEADS, bool BACK, class A>
+DORYLUS_INLINE void make_weights(const Attention<A>& a, const Unit& u, int64_t row, int64_t first, int count,
+                                 RowNumbers<A>& r, Occurrences* occurrences, Block<A>& b) {
+    enum { N = Lanes<A>::value };
+    typedef Vec<A, N> V;
+    typedef typename IntOf<A>::type I;
+    typedef Vec<I, N> M;
+    typedef Vec<int32_t, N> W;
+    for (int k = 0; k < count; k++) {
+        const int64_t j = a.indices[first + k];
+        if (BACK) {
+            const A* const record = a.column_part + j * RECORD * a.heads + u.head;
+            for (int q = 0; q < RECORD; q++)
+                store<HEADS>(b.part[q] + k * HEADS, load_heads<HEADS>(record + q * a.heads, u.heads));
+        } else {
+            store<HEADS>(b.part[0] + k * HEADS, load_heads<HEADS>(a.column_part + j * a.heads + u.head, u.heads));
+        }
+    }
+    const bool drop = occurrences != nullptr;
+    if (drop) make_words(a, u, HEADS, row, first, count, *occurrences, b.word);
+    const int size = count * HEADS;
+    V weight = {}, negative_weight = {};
+    for (int k = 0; k < size; k += N) {
+        const V raw = load<N>(b.part[0] + k) + r.score;
+        const M positive = raw > 0;
+        const V s = choose(positive, raw, a.slope * raw);
+        V e = exponential<N>(s - (BACK ? load<N>(b.part[1] + k) : r.best));
+        if (BACK) e *= load<N>(b.part[2] + k);
+        M inside = splat<N>((I)-1);
+        if (k + N > size)  // beyond the last entry the buffer holds anything
+            for (int l = 0; l < N; l++) inside[l] = k + l < size ? -1 : 0;
+        e = choose(inside, e, V{});
+        if (BACK) {
+            const V change = e * load<N>(b.part[3] + k);
+            weight += choose(inside, choose(positive, change, a.slope * change), V{});
+        } else {
+            weight += e;
+            negative_weight += choose(positive, V{}, e);
+        }
+        if (drop) {
+            const Vec<uint32_t, N> word = load<N>(b.word + k);
+            const W kept = a.threshold == 0 ? splat<N>((int32_t)-1) : (W)(word > (uint32_t)(a.threshold - 1));
+            e = choose(__builtin_convertvector(kept, M), e * a.kept_scale, V{});
+        }
+        store<N>(b.weight + k, e);
+        store<N>(b.negative + k, choose(positive, V{}, e));
+    }
+    r.weight += weight;
+    r.negative_weight += negative_weight;
+}
+
+#if DORYLUS_LEVEL == 2
+template <class V, class M>
+DORYLUS_INLINE V permute(V v, M lane) {
+#if !defined(__clang__)
+    return __builtin_shuffle(v, lane);
+#else
+    if constexpr (sizeof(v[0]) == 4) return (V)_mm512_permutexvar_ps((__m512i)lane, (__m512)v);
+    else return (V)_mm512_permutexvar_pd((__m512i)lane, (__m512d)v);
+#endif
+}
+#endif
+
+// Sums the weighed rows of a block, a chunk of columns at a time, and adds that to the sums of the row:
+// the rounding errors of a long row grow with its blocks, not its entries. The chunks begin at column
+// `offset` of the unit. SPREAD: columns of several heads in a vector, to which the weights of an
+// entry are permuted; else all columns of a vector are of one head.
+template <bool PAIR, bool SPREAD, class A>
+struct AddVisit {
+    const Attention<A>& a;
+    const Unit& u;
+    const Block<A>& b;
+    int heads;  // of an entry in the block
+    int64_t first;
+    int count;
+    Sums<A>& sums;
+    int64_t offset;
+
+    template <int N, int NV>
+    DORYLUS_INLINE void run(int64_t column, int64_t last) const {
+        typedef Vec<A, N> V;
+        typedef Vec<typename IntOf<A>::type, N> M;
+        const int64_t stride = a.heads * a.width;
+        const A* const x = a.weighed + u.column + offset + column;
+        A* const totals = sums.total + offset + column;
+        A* const negatives = sums.negative + offset + column;
+        V total[NV], negative[NV];
+        [[maybe_unused]] M lane[NV];
+        int64_t head[NV];
+        for (int v = 0; v < NV; v++) {
+            total[v] = negative[v] = V{};
+            const int64_t c = offset + column + at<N, NV>(v, last);
+            head[v] = u.head_of[c];
+            lane[v] = SPREAD ? __builtin_convertvector(load<N>(u.head_of + c), M) : M{};
+        }
+        for (int k = 0; k < count; k++) {
+            const int64_t e = first + k;
+            if (NV * N * sizeof(A) > 64) {
+                const A* const later = x + (int64_t)a.indices[e + AHEAD < a.nnz ? e + AHEAD : e] * stride;
+                for (int v = 0; v < NV; v++)
+                    if ((v * N * (int)sizeof(A)) % 64 == 0) __builtin_prefetch(later + at<N, NV>(v, last));
+            }
+            const A* const row = x + (int64_t)a.indices[e] * stride;
+            const A* const weight = b.weight + k * heads;
+            const A* const below = b.negative + k * heads;
+            for (int v = 0; v < NV; v++) {
+                const V value = load<N>(row + at<N, NV>(v, last));
+#if DORYLUS_LEVEL == 2
+                if constexpr (SPREAD && N == Lanes<A>::value) {  // never of narrow ones
+                    total[v] += permute(load<N>(weight), lane[v]) * value;
+                    if (PAIR) negative[v] += permute(load<N>(below), lane[v]) * value;
+                    continue;
+                }
+#endif
+                total[v] += weight[head[v]] * value;
+                if (PAIR) negative[v] += below[head[v]] * value;
+            }
+        }
+        for (int v = 0; v < NV; v++) {  // all loads before the first store: the last vector may overlap
+            total[v] += load<N>(totals + at<N, NV>(v, last));
+            if (PAIR) negative[v] += load<N>(negatives + at<N, NV>(v, last));
+        }
+        for (int v = 0; v < NV; v++) {
+            store<N>(totals + at<N, NV>(v, last), total[v]);
+            if (PAIR) store<N>(negatives + at<N, NV>(v, last), negative[v]);
+        }
+    }
+};
+
+// Narrow heads, of a power of two of columns: a vector each.
+template <int N, class Visit>
+DORYLUS_INLINE void visit_heads(Visit visit, int64_t heads) {
+    int64_t h = 0;
+    for (; h + 4 <= heads; h += 4) {
+        visit.offset = h * N;
+        visit.template run<N, 4>(0, 3 * N);
+    }
+    for (; h < heads; h++) {
+        visit.offset = h * N;
+        visit.template run<N, 1>(0, 0);
+    }
+}
+
+template <bool PAIR, class A>
+inline void add_block(const Attention<A>& a, const Unit& u, const Block<A>& b, int heads, int64_t first, int count,
+                      Sums<A>& sums) {
+    enum { N = Lanes<A>::value, LIMIT = PAIR ? (int)PAIRS : (int)MAX_VECTORS };
+    AddVisit<PAIR, false, A> visit{a, u, b, heads, first, count, sums, 0};
+    if (u.heads == 1 || a.width % N == 0) {
+        visit_row<A, LIMIT>(visit, u.columns);
+        return;
+    }
+#if DORYLUS_LEVEL == 2
+    if (u.columns >= N) {
+        visit_row<A, LIMIT>(AddVisit<PAIR, true, A>{a, u, b, heads, first, count, sums, 0}, u.columns);
+        return;
+    }
+#endif
+    if (a.width == 8 && N > 8) {
+        visit_heads<8>(visit, u.heads);
+    } else if (a.width == 4) {
+        visit_heads<4>(visit, u.heads);
+    } else {
+        for (int64_t h = 0; h < u.heads; h++) {
+            visit.offset = h * a.width;
+            visit_row<A, LIMIT>(visit, a.width);
+        }
+    }
+}
+
+template <int HEADS, class A>
+DORYLUS_INLINE void find_maxima(const Attention<A>& a, const Unit& u, int64_t first, int64_t end, Maxima<A>& best) {
+    // Of a NaN nothing is seen here; it makes the weights NaN.
+    Vec<A, HEADS> most = splat<HEADS>(-(A)INFINITY);
+    for (int64_t e = first; e < end; e++) {
+        const Vec<A, HEADS> value = load_heads<HEADS>(a.column_part + (int64_t)a.indices[e] * a.heads + u.head, u.heads);
+        most = choose(value > most, value, most);
+    }
+    for (int h = 0; h < (int)Lanes<A>::value; h++) best.value[h] = -(A)INFINITY;
+    store<HEADS>(best.value, most);
+}
+
+template <int HEADS, bool BACK, bool PAIR, class A>
+inline void sum_piece_as(const Attention<A>& a, const Unit& u, int64_t row, int64_t first, int64_t end, const Maxima<A>& best,
+                         Occurrences* occurrences, Sums<A>& sums) {
+    Block<A> block;
+    RowNumbers<A> r = start_row<HEADS, BACK>(a, u, row, best);
+    clear_sums(u, sums);
+    for (int64_t e = first; e < end; e += BLOCK) {
+        const int count = (int)(end - e < BLOCK ? end - e : (int64_t)BLOCK);
+        make_weights<HEADS, BACK>(a, u, row, e, count, r, occurrences, block);
+        add_block<PAIR>(a, u, block, HEADS, e, count, sums);
+    }
+    add_lanes<A, Lanes<A>::value>(HEADS, r.weight, sums.weight);
+    add_lanes<A, Lanes<A>::value>(HEADS, r.negative_weight, sums.negative_weight);
+}
+
+template <int HEADS, bool BACK, bool PAIR, class A>
+DORYLUS_INLINE void sum_piece(const Attention<A>& a, const Unit& u, int64_t row, int64_t first, int64_t end,
+                              const Maxima<A>& best, Sums<A>& sums) {
+    if (a.row_gids) {
+        Occurrences occurrences(a.indices, a.indptr[row], first, end);
+        sum_piece_as<HEADS, BACK, PAIR>(a, u, row, first, end, best, &occurrences, sums);
+    } else {
+        sum_piece_as<HEADS, BACK, PAIR>(a, u, row, first, end, best, nullptr, sums);
+    }
+}
+
+// The scalar product of two rows of n, in an order that does not depend on the instructions.
+template <class A>
+DORYLUS_INLINE A dot(const A* p, const A* q, int64_t n) {
+    enum { N = Lanes<A>::value };
+    int64_t k = 0;
+    A sum = 0;
+    if (n >= N) {
+        Vec<A, N> total = load<N>(p) * load<N>(q);
+        for (k = N; k + N <= n; k += N) total += load<N>(p + k) * load<N>(q + k);
+        for (int l = 0; l < N; l++) sum += total[l];
+    }
+    for (; k < n; k++) sum += p[k] * q[k];
+    return sum;
+}
+
+template <class A>
+DORYLUS_INLINE void divide(const A* total, A weight, A* target, int64_t n) {
+    for (int64_t c = 0; c < n; c++) target[c] = total[c] / weight;
+}
+
+template <class A>
+inline void finish_forward(const Attention<A>& a, const Unit& u, int64_t row, const Maxima<A>& best, const Sums<A>& sums) {
+    const int64_t stride = a.heads * a.width;
+    const int64_t width = u.heads == 1 ? u.columns : a.width;
+    const bool empty = a.indptr[row] == a.indptr[row + 1];
+    for (int64_t h = 0; h < u.heads; h++) {
+        const int64_t at = row * a.heads + u.head + h, c = row * stride + u.column + h * width;
+        const A weight = empty ? (A)1 : sums.weight[h];  // the sums of an empty row are 0
+        divide(sums.total + h * width, weight, a.out + c, width);
+        if (!a.negative) continue;
+        divide(sums.negative + h * width, weight, a.negative + c, width);
+        const A raw = best.value[h] + a.row_score[at];
+        a.row_max[at] = empty ? (A)0 : raw > 0 ? raw : a.slope * raw;
+        a.row_sum[at] = sums.weight[h];
+        a.negative_weight[at] = sums.negative_weight[h] / weight;
+    }
+}
+
+template <class A>
+inline void finish_backward(const Attention<A>& a, const Unit& u, int64_t row, const Sums<A>& sums) {
+    const int64_t start = row * a.heads * a.width + u.column;
+    const int64_t width = u.heads == 1 ? u.columns : a.width;
+    const A rest = (A)1 - a.slope;
+    std::memcpy(a.out + start, sums.total, u.columns * sizeof(A));
+    for (int64_t h = 0; h < u.heads; h++) {
+        A* const target = a.d_row_score + row * a.heads + u.head + h;
+        const A* const x = a.x + start + h * width;
+        const A change = dot(sums.total + h * width, x, width) - rest * dot(sums.negative + h * width, x, width);
+        // A wide head comes in several units, the first of which has the rest of the sum.
+        *target = u.column == u.head * a.width ? change - sums.weight[h] : *target + change;
+    }
+}
+
+template <int HEADS, class A>
+inline void attention_rows_as(const Attention<A>& a, const Unit& u, int64_t start, int64_t stop) {
+    Sums<A> sums;
+    Maxima<A> best;
+    const bool back = a.d_row_score != nullptr;
+    for (int64_t i = start; i < stop; i++) {
+        const int64_t first = a.indptr[i], end = a.indptr[i + 1];
+        if (end - first > ATTENTION_HUB) continue;
+        if (back) {
+            sum_piece<HEADS, true, true>(a, u, i, first, end, best, sums);
+            finish_backward(a, u, i, sums);
+            continue;
+        }
+        find_maxima<HEADS>(a, u, first, end, best);
+        if (a.negative)
+            sum_piece<HEADS, false, true>(a, u, i, first, end, best, sums);
+        else
+            sum_piece<HEADS, false, false>(a, u, i, first, end, best, sums);
+        finish_forward(a, u, i, best, sums);
+    }
+}
+
+#define DORYLUS_HEADS(heads, call)                                \
+    {                                                             \
+        if (heads == 1) call(1)                                   \
+        else if (heads == 2) call(2)                              \
+        else if (heads <= 4) call(4)                              \
+        else if (heads <= 8) call(8)                              \
+        else if constexpr (Lanes<A>::value == 16) call(16)        \
+    }
+
+template <class A>
+inline void attention_rows(const Attention<A>& a, const Unit& u, int64_t start, int64_t stop) {
+#define DORYLUS_CALL(HEADS) { attention_rows_as<HEADS>(a, u, start, stop); }
+    DORYLUS_HEADS(u.heads, DORYLUS_CALL)
+#undef DORYLUS_CALL
+}
+
+template <class A>
+inline void attention_maxima(const Attention<A>& a, const Unit& u, int64_t first, int64_t end, Maxima<A>& best) {
+#define DORYLUS_CALL(HEADS) { find_maxima<HEADS>(a, u, first, end, best); }
+    DORYLUS_HEADS(u.heads, DORYLUS_CALL)
+#undef DORYLUS_CALL
+}
+
+template <int HEADS, class A>
+inline void attention_piece_as(const Attention<A>& a, const Unit& u, int64_t row, int64_t first, int64_t end,
+                               const Maxima<A>& best, Sums<A>& sums) {
+    if (a.d_row_score)
+        sum_piece<HEADS, true, true>(a, u, row, first, end, best, sums);
+    else if (a.negative)
+        sum_piece<HEADS, false, true>(a, u, row, first, end, best, sums);
+    else
+        sum_piece<HEADS, false, false>(a, u, row, first, end, best, sums);
+}
+
+template <class A>
+inline void attention_piece(const Attention<A>& a, const Unit& u, int64_t row, int64_t first, int64_t end,
+                            const Maxima<A>& best, Sums<A>& sums) {
+#define DORYLUS_CALL(HEADS) { attention_piece_as<HEADS>(a, u, row, first, end, best, sums); }
+    DORYLUS_HEADS(u.heads, DORYLUS_CALL)
+#undef DORYLUS_CALL
+}
+
+template <class A>
+inline void attention_finish(const Attention<A>& a, const Unit& u, int64_t row, const Maxima<A>& best, const Sums<A>& sums) {
+    if (a.d_row_score)
+        finish_backward(a, u, row, sums);
+    else
+        finish_forward(a, u, row, best, sums);
+}
+
+template <int HEADS, class A>
+inline void weights_as(const Attention<A>& a, const Unit& u, A* weights, int64_t start, int64_t stop) {
+    enum { N = Lanes<A>::value };
+    Block<A> block;
+    Maxima<A> best;
+    for (int64_t i = start; i < stop; i++) {
+        const int64_t first = a.indptr[i], end = a.indptr[i + 1];
+        find_maxima<HEADS>(a, u, first, end, best);
+        A sum[N] = {};
+        Occurrences occurrences(a.indices, first, first, a.row_gids ? end : first);
+        for (int64_t piece = first; piece < end; piece += ATTENTION_HUB) {
+            const int64_t piece_end = end - piece < ATTENTION_HUB ? end : piece + ATTENTION_HUB;
+            RowNumbers<A> r = start_row<HEADS, false>(a, u, i, best);
+            for (int64_t e = piece; e < piece_end; e += BLOCK) {
+                const int count = (int)(piece_end - e < BLOCK ? piece_end - e : (int64_t)BLOCK);
+                make_weights<HEADS, false>(a, u, i, e, count, r, a.row_gids ? &occurrences : nullptr, block);
+                for (int k = 0; k < count; k++)
+                    for (int64_t h = 0; h < u.heads; h++)
+                        weights[(e + k) * a.heads + u.head + h] = block.weight[k * HEADS + h];
+            }
+            A part[N];
+            add_lanes<A, N>(HEADS, r.weight, part);
+            for (int h = 0; h < HEADS; h++) sum[h] = piece == first ? part[h] : sum[h] + part[h];
+        }
+        for (int64_t e = first; e < end; e++)
+            for (int64_t h = 0; h < u.heads; h++) weights[e * a.heads + u.head + h] /= sum[h];
+    }
+}
+
+template <class A>
+inline void attention_weights(const Attention<A>& a, A* weights, int64_t start, int64_t stop) {
+    for (int64_t k = 0; k < count_units(a); k++) {
+        const Unit u = make_unit(a, k);
+#define DORYLUS_CALL(HEADS) { weights_as<HEADS>(a, u, weights, start, stop); }
+        DORYLUS_HEADS(u.heads, DORYLUS_CALL)
+#undef DORYLUS_CALL
+    }
+}
+
+template <class A>
+inline void attention_targets(const Attention<A>& a, const A* d_out, A* d_score, A* record, int64_t start, int64_t stop) {
+    for (int64_t i = start; i < stop; i++) {
+        A* const parts = record + i * RECORD * a.heads;
+        for (int64_t h = 0; h < a.heads; h++) {
+            const int64_t at = i * a.heads + h, c = at * a.width;
+            const A t = dot(d_out + c, a.out + c, a.width);
+            const A below = dot(d_out + c, a.negative + c, a.width);
+            d_score[at] = (a.slope - (A)1) * (below - t * a.negative_weight[at]);
+            parts[h] = a.row_score[at];
+            parts[a.heads + h] = a.row_max[at];
+            parts[2 * a.heads + h] = a.row_sum[at] == 0 ? (A)0 : (A)1 / a.row_sum[at];
+            parts[3 * a.heads + h] = t;
+        }
+    }
+}
+
+#undef DORYLUS_HEADS
