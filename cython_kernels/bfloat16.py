@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from . import _aggregate, checks, dispatch
 from .checks import FloatArray, IntArray
+from .layout import empty
 
 
 def sum_dtype(stored: npt.DTypeLike) -> np.dtype[Any]:
@@ -44,7 +45,11 @@ def to_bfloat16(x: FloatArray, out: IntArray | None = None, *, num_threads: int 
     """
     shape = x.shape if isinstance(x, np.ndarray) else (None,)
     checks.array("x", x, "float32", shape)
-    result = checks.output("out", out, np.dtype(np.uint16), x.shape)
+    result = (
+        empty(x.shape, np.uint16)
+        if out is None
+        else checks.array("out", out, "uint16", x.shape, writable=True)
+    )
     checks.apart("out", result, x=x)
     _aggregate.to_bfloat16(x.reshape(-1), result.reshape(-1), dispatch.level(), checks.threads(num_threads))
     return result
@@ -74,7 +79,11 @@ def from_bfloat16(x: IntArray, out: FloatArray | None = None, *, num_threads: in
     """
     shape = x.shape if isinstance(x, np.ndarray) else (None,)
     checks.array("x", x, "uint16", shape)
-    result = checks.output("out", out, np.dtype(np.float32), x.shape)
+    result = (
+        empty(x.shape, np.float32)
+        if out is None
+        else checks.array("out", out, "float32", x.shape, writable=True)
+    )
     checks.apart("out", result, x=x)
     _aggregate.from_bfloat16(x.reshape(-1), result.reshape(-1), dispatch.level(), checks.threads(num_threads))
     return result

@@ -11,6 +11,7 @@ DORYLUS_INLINE void fetch_ahead(const G& g, const S* x, int64_t last, int64_t e)
     const S* const later = x + (int64_t)g.indices[e + AHEAD < g.nnz ? e + AHEAD : e] * g.x_stride;
     for (int k = 0; k < NV; k++)
         if ((k * N * (int)sizeof(S)) % 64 == 0) __builtin_prefetch(later + at<N, NV>(k, last));
+    if ((uintptr_t)later % 64) __builtin_prefetch(later + last + (N - 1));  // it ends in a line more
 }
 
 template <int N, int NV, bool WEIGHTS, class S, class A>
