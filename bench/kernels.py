@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -282,6 +283,10 @@ def run(options: argparse.Namespace, peers: Peers) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; 1 if a result is wrong."""
     options = parse(argv)
+    if argv is None and "OMP_WAIT_POLICY" not in os.environ:
+        # Each library has OpenMP threads of its own, and those of the last one would spin beside the next.
+        again = [sys.executable, "-m", "bench.kernels", *sys.argv[1:]]
+        os.execve(sys.executable, again, os.environ | {"OMP_WAIT_POLICY": "passive"})
     try:
         results = run(options, Peers(options.peers))
     except WrongResult as error:

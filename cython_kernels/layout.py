@@ -22,13 +22,16 @@ from .checks import FloatArray, IntArray
 LINE = 64  # bytes of a cache line
 LAYOUTS = ("auto", "rows", "tiles")
 
-# The time that an edge takes for each cache line of columns, in that of a cached row of a row-major
-# matrix. Fitted to measurements (python -m bench.kernels) on uniform and R-MAT graphs of degree 20 to 170
-# and widths 64 to 602.
-MISS = 3.2  # more, for a row that is not in the last-level cache
-TILE_LINE = 1.05  # of a tile, its copy counted
-TILE_ROW = 52.0  # a row of the matrix costs this much for every tile: short rows don't pay for it
-SAMPLE = 1 << 18  # entries that choose_layout looks at, at most
+# Nanoseconds an edge takes for each cache line of columns, and a row of the matrix beside its edges: with two
+# threads, fitted to measurements (python -m bench.kernels) on uniform and R-MAT graphs of degree 20 to 170
+# and widths 32 to 602. Only their ratios matter.
+CACHED = 0.42
+MISSED = 1.2  # more, for a line that is not in the last-level cache
+ROW_BY_ROWS = 36.0  # once
+ROW_BY_TILES = 21.0  # for every tile
+TILE_SHARE = 0.6  # of the last-level cache that a tile can have: indices and results pass through it too
+SAMPLE = 1 << 17  # entries that choose_layout looks at, at most
+FEW_SETS = 1 << 12  # a simulated cache of more rows is sampled itself
 
 
 @dataclass(frozen=True)
@@ -186,12 +189,14 @@ def choose_layout(
         last_level_cache() if cache_bytes is None else checks.integer("cache_bytes", cache_bytes, 1, 2**62)
     )
     row_bytes = columns * itemsize
-    if row_bytes <= LINE or n_rows * row_bytes <= cached or len(indices) == 0:
+    if row_bytes <= LINE or n_rows * row_bytes <= cached // 4 or len(indices) == 0:
         return "rows"
-    by_rows = 1 + MISS * miss_rate(indices, max(1, cached // row_bytes))
-    by_tiles = TILE_LINE + TILE_ROW * (len(indptr) - 1) / len(indices)
-    if by_tiles < by_rows:
-        by_tiles += MISS * miss_rate(indices, max(1, cached // LINE))
+    rows_per_edge = (len(indptr) - 1) / len(indices)
+    by_tiles = CACHED + ROW_BY_TILES * rows_per_edge
+    by_rows = CACHED + ROW_BY_ROWS * rows_per_edge * LINE / row_bytes
+    by_rows += MISSED * miss_rate(indices, max(1, cached // row_bytes))
+    if by_tiles < by_rows and n_rows * LINE > TILE_SHARE * cached:
+        by_tiles += MISSED * miss_rate(indices, max(1, int(TILE_SHARE * cached) // LINE))
     return "tiles" if by_tiles < by_rows else "rows"
 
 
@@ -217,4 +222,5 @@ def miss_rate(indices: IntArray, cached_rows: int, sample: int = SAMPLE) -> floa
     count = min(len(indices), checks.integer("sample", sample, 1, 2**31))
     warm = min(len(indices) - count, 2 * cached_rows)
     first = (len(indices) - count - warm) // 2
-    return float(_locality.miss_rate(indices[first : first + warm + count], warm, cached_rows))
+    skip_bits = 3 if cached_rows > FEW_SETS else 0
+    return float(_locality.miss_rate(indices[first : first + warm + count], warm, cached_rows, skip_bits))
