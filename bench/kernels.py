@@ -26,8 +26,8 @@ How to read the table:
 from __future__ import annotations
 
 import argparse
-import statistics
 import os
+import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence

@@ -30,7 +30,7 @@ MISSED = 1.2  # more, for a line that is not in the last-level cache
 ROW_BY_ROWS = 36.0  # once
 ROW_BY_TILES = 21.0  # for every tile
 TILE_SHARE = 0.6  # of the last-level cache that a tile can have: indices and results pass through it too
-SAMPLE = 1 << 17  # entries that choose_layout looks at, at most
+SAMPLE = 1 << 16  # entries that choose_layout looks at, at most
 FEW_SETS = 1 << 12  # a simulated cache of more rows is sampled itself
 
 
@@ -220,7 +220,7 @@ def miss_rate(indices: IntArray, cached_rows: int, sample: int = SAMPLE) -> floa
     checks.array("indices", indices, "int32", (None,))
     cached_rows = checks.integer("cached_rows", cached_rows, 1, 2**31)
     count = min(len(indices), checks.integer("sample", sample, 1, 2**31))
-    warm = min(len(indices) - count, 2 * cached_rows)
+    warm = min(len(indices) - count, cached_rows)
     first = (len(indices) - count - warm) // 2
     skip_bits = 3 if cached_rows > FEW_SETS else 0
     return float(_locality.miss_rate(indices[first : first + warm + count], warm, cached_rows, skip_bits))
