@@ -30,7 +30,7 @@ MISSED = 1.2  # more, for a line that is not in the last-level cache
 ROW_BY_ROWS = 36.0  # once
 ROW_BY_TILES = 21.0  # for every tile
 TILE_SHARE = 0.6  # of the last-level cache that a tile can have: indices and results pass through it too
-SAMPLE = 1 << 16  # entries that choose_layout looks at, at most
+SAMPLE = 1 << 17  # entries that choose_layout looks at, at most
 FEW_SETS = 1 << 12  # a simulated cache of more rows is sampled itself
 
 
@@ -189,7 +189,7 @@ def choose_layout(
         last_level_cache() if cache_bytes is None else checks.integer("cache_bytes", cache_bytes, 1, 2**62)
     )
     row_bytes = columns * itemsize
-    if row_bytes <= LINE or n_rows * row_bytes <= cached // 4 or len(indices) == 0:
+    if row_bytes <= LINE or n_rows * row_bytes <= cached or len(indices) == 0:
         return "rows"
     rows_per_edge = (len(indptr) - 1) / len(indices)
     by_tiles = CACHED + ROW_BY_TILES * rows_per_edge
@@ -220,7 +220,7 @@ def miss_rate(indices: IntArray, cached_rows: int, sample: int = SAMPLE) -> floa
     checks.array("indices", indices, "int32", (None,))
     cached_rows = checks.integer("cached_rows", cached_rows, 1, 2**31)
     count = min(len(indices), checks.integer("sample", sample, 1, 2**31))
-    warm = min(len(indices) - count, cached_rows)
+    warm = min(len(indices) - count, 2 * cached_rows)
     first = (len(indices) - count - warm) // 2
     skip_bits = 3 if cached_rows > FEW_SETS else 0
     return float(_locality.miss_rate(indices[first : first + warm + count], warm, cached_rows, skip_bits))
