@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import statistics
 import sys
 import time
@@ -146,10 +147,12 @@ def measure(
         first = check(case, candidate, used)
         turns.append((candidate, used, max(1, round(LEAST / first))))
     found: dict[tuple[str, int], list[float]] = {(candidate.name, used): [] for candidate, used, _ in turns}
+    order = random.Random(0)
     end = time.perf_counter() + seconds
     for number in range(repeats):
         if number >= FEWEST and time.perf_counter() > end:
             break
+        order.shuffle(turns)  # or the one behind a certain other would find what that left in the caches
         for candidate, used, calls in turns:
             peers.set_threads(used)
             time.sleep(PAUSE)
