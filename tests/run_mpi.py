@@ -2,8 +2,9 @@
 
     python tests/run_mpi.py [--np 1 2 3 4] [--timeout SECONDS] [PYTEST ARGUMENTS]
 
-Prints one line per number of ranks, and a job's whole output if it failed. Fails if a job fails, hits its
-time limit or runs no test. The launcher's flags are those of mpirun.sh.
+The numbers of ranks may also be given in DORYLUS_TEST_RANKS. Prints one line per number of ranks, and a
+job's whole output if it failed. Fails if a job fails, hits its time limit or runs no test. The launcher's
+flags are those of mpirun.sh.
 """
 
 from __future__ import annotations
@@ -105,7 +106,8 @@ def run(ranks, seconds, arguments):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--np", type=int, nargs="+", default=[1, 2, 3, 4], help="numbers of ranks")
+    ranks = [int(number) for number in os.environ.get("DORYLUS_TEST_RANKS", "1 2 3 4").split()]
+    parser.add_argument("--np", type=int, nargs="+", default=ranks, help="numbers of ranks")
     parser.add_argument("--timeout", type=float, default=300, help="seconds for one job")
     options, arguments = parser.parse_known_args()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends the job on the way out
