@@ -11,8 +11,8 @@ scales are 1/sqrt(degree + 1) and the self weight is 1 (Kipf and Welling, "Semi-
 classification with graph convolutional networks", ICLR 2017, eq. 2).
 
 Sums are made in the dtype of `x`, those of bfloat16 in float32. No result depends on `num_threads`, on
-the layout of `x` or on the instructions of the CPU, bit for bit. `simd/isa.hpp` tells how that is
-done and why features are tiled.
+the layout of `x` or on the instructions of the CPU, bit for bit (but for which of its bit patterns a NaN
+has). `simd/isa.hpp` tells how that is done and why features are tiled.
 """
 
 from __future__ import annotations

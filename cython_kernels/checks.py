@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 from collections.abc import Sequence
 from numbers import Real
 from typing import Any
@@ -15,11 +16,12 @@ FloatArray = npt.NDArray[np.floating[Any]]
 IntArray = npt.NDArray[np.integer[Any]]
 
 FLOATS = ("float32", "float64")
+MOST_THREADS = 64  # unless there are more cores: a thread that the system refuses ends the process
 
 
 def describe(value: object) -> str:
     """Name a value the way an error message needs it."""
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray) and type(value) in (np.ndarray, np.memmap):
         return f"a {value.dtype} array of shape {value.shape}"
     return f"{value!r} ({type(value).__name__})" if np.isscalar(value) else f"a {type(value).__name__}"
 
@@ -32,8 +34,12 @@ def array(
     *,
     writable: bool = False,
 ) -> npt.NDArray[Any]:
-    """Require a C-contiguous array of one of the dtypes; None in `shape` stands for any length."""
-    if not isinstance(value, np.ndarray):
+    """Require a C-contiguous array of one of the dtypes; None in `shape` stands for any length.
+
+    Subclasses are refused (but for memory maps): a masked array answers the checks below for its unmasked
+    entries, while a loop reads all of them.
+    """
+    if not isinstance(value, np.ndarray) or type(value) not in (np.ndarray, np.memmap):
         raise TypeError(f"{name} must be a NumPy array, got {describe(value)}")
     accepted = [np.dtype(one) for one in ([dtype] if isinstance(dtype, str | np.dtype) else dtype)]
     if value.dtype not in accepted:
@@ -102,8 +108,8 @@ def integer(name: str, value: object, low: int, high: int) -> int:
 
 
 def threads(num_threads: object) -> int:
-    """Require a positive number of threads."""
-    return integer("num_threads", num_threads, 1, 2**31)
+    """Require a positive number of threads; no result depends on it, so an excessive one is cut down."""
+    return min(integer("num_threads", num_threads, 1, 2**31), max(MOST_THREADS, os.cpu_count() or 1))
 
 
 def real(name: str, value: object) -> float:

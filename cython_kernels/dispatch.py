@@ -28,7 +28,7 @@ def instruction_set() -> str:
 
 @contextmanager
 def using(name: str) -> Iterator[None]:
-    """Use another level inside a ``with`` block, in all threads of the process.
+    """Use another level inside a ``with`` block, in all threads of the process; one block at a time.
 
     Parameters
     ----------

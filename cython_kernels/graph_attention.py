@@ -29,7 +29,7 @@ others entries that a filter takes for repeated look back through their row, whi
 of many more than 10,000 entries.
 
 No result depends on `num_threads`, on `rows` or on the instructions of the CPU, bit for bit. Exponentials
-are within 1.5 units in the last place; weights below the smallest normal number are 0.
+are within 1.5 units in the last place; weights about as small as the smallest normal number are 0.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def attention(
         float32 or float64 [n_cols, H D], row-major: the sources' features, head after head.
     score_source, score_target
         [n_cols, H] and [n_rows, H], of the dtype of `x`; they tell H. Of a row whose scores are all -inf
-        the weights are NaN, as of one with a NaN.
+        the weights are NaN, as of one with a NaN or +inf; with slope 0 of one with any -inf.
     out
         [n_rows, H D], apart from every input; made if None, rows outside `rows` then being 0. An empty row
         becomes 0.

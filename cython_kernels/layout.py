@@ -34,7 +34,7 @@ SAMPLE = 1 << 17  # entries that choose_layout looks at, at most
 FEW_SETS = 1 << 12  # a simulated cache of more rows is sampled itself
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Tiles:
     """A feature matrix in tiles of columns.
 
@@ -101,6 +101,13 @@ def empty_tiles(n_rows: int, columns: int, dtype: npt.DTypeLike, width: int | No
     return Tiles(empty((math.ceil(columns / width), n_rows, width), dtype), columns)
 
 
+def _tiles(name: str, value: object) -> Tiles:
+    """Require tiles."""
+    if not isinstance(value, Tiles):
+        raise TypeError(f"{name} must be Tiles, got {checks.describe(value)}")
+    return value
+
+
 def to_tiles(x: FloatArray, out: Tiles | None = None) -> Tiles:
     """Copy a row-major matrix [n, f] into tiles. O(n f).
 
@@ -110,11 +117,13 @@ def to_tiles(x: FloatArray, out: Tiles | None = None) -> Tiles:
         `x` is no float32, float64 or uint16 matrix, or `out` has another shape or dtype.
     """
     checks.array("x", x, (*checks.FLOATS, "uint16"), (None, None))
-    result = empty_tiles(x.shape[0], x.shape[1], x.dtype) if out is None else out
+    result = empty_tiles(x.shape[0], x.shape[1], x.dtype) if out is None else _tiles("out", out)
     if result.shape != x.shape or result.dtype != x.dtype:
         raise ValueError(
             f"out must be tiles of {x.dtype} for shape {x.shape}, got {result.dtype} for {result.shape}"
         )
+    checks.array("out", result.array, (x.dtype.name,), result.array.shape, writable=True)
+    checks.apart("out", result.array, x=x)
     width = result.array.shape[2]
     for tile, start in enumerate(range(0, x.shape[1], width)):
         piece = x[:, start : start + width]
@@ -125,7 +134,8 @@ def to_tiles(x: FloatArray, out: Tiles | None = None) -> Tiles:
 
 def from_tiles(tiles: Tiles, out: FloatArray | None = None) -> FloatArray:
     """Copy tiles into a row-major matrix [n, f]. O(n f)."""
-    result = checks.output("out", out, tiles.dtype, tiles.shape)
+    result = checks.output("out", out, _tiles("tiles", tiles).dtype, tiles.shape)
+    checks.apart("out", result, tiles=tiles.array)
     width = tiles.array.shape[2]
     for tile, start in enumerate(range(0, tiles.columns, width)):
         piece = result[:, start : start + width]
@@ -183,10 +193,15 @@ def choose_layout(
     str
         ``rows`` or ``tiles``.
     """
-    n_rows, columns = shape
+    checks.csr_layout(indptr, indices)
+    if not isinstance(shape, tuple | list) or len(shape) != 2:
+        raise TypeError(f"shape must be (rows, columns), got {shape!r}")
+    n_rows, columns = (checks.integer("shape", length, 0, 2**62) for length in shape)
+    if np.dtype(dtype) not in (np.float32, np.float64, np.uint16):
+        raise TypeError(f"dtype must be float32, float64 or uint16, got {np.dtype(dtype)}")
     itemsize = np.dtype(dtype).itemsize
     cached = (
-        last_level_cache() if cache_bytes is None else checks.integer("cache_bytes", cache_bytes, 1, 2**62)
+        last_level_cache() if cache_bytes is None else checks.integer("cache_bytes", cache_bytes, 1, 2**40)
     )
     row_bytes = columns * itemsize
     if row_bytes <= LINE or n_rows * row_bytes <= cached or len(indices) == 0:

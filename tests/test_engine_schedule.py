@@ -155,11 +155,11 @@ def test_a_gather_starts_with_the_last_row_it_reads() -> None:
     assert [action.unit for action in schedule.task_done(1) if isinstance(action, Run)] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("wrong", [{"mode": "bsp"}, {"staleness": -1}])
+@pytest.mark.parametrize("wrong", [{"mode": "bsp"}, {"staleness": -1}, {"workers": {"cpu": 0, "dense": 1}}])
 def test_wrong_modes_are_refused(wrong: dict[str, object]) -> None:
     cluster = random_cluster(1, mode="async")
     changed: Cluster = replace(cluster, **wrong)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="mode must be|staleness must be"):
+    with pytest.raises(ValueError, match="mode must be|staleness must be|a worker of each kind"):
         simulate(changed)
 
 

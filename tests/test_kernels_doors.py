@@ -164,6 +164,18 @@ def test_not_an_array(door, name):
 
 
 @pytest.mark.parametrize(("door", "name"), ARRAYS)
+def test_a_masked_array(door, name):
+    """Its minimum is that of what is not masked: an index behind the mask would be read unchecked."""
+    masked = np.ma.masked_array(good()[door][name])
+    refused(door, TypeError, rf"{name} must be a NumPy array, got a MaskedArray", **{name: masked})
+
+
+def test_more_threads_than_the_system_has():
+    x = np.arange(12, dtype=F32).reshape(3, 4)
+    np.testing.assert_array_equal(ck.from_bfloat16(ck.to_bfloat16(x, num_threads=2**31 - 1)), x)
+
+
+@pytest.mark.parametrize(("door", "name"), ARRAYS)
 def test_dtype(door, name):
     refused(
         door,

@@ -189,6 +189,40 @@ def test_wrong_tiles_are_refused():
         ck.gather(indptr, indices, None, ck.to_tiles(np.ones((0, 4), np.float32)))
 
 
+def test_copies_into_their_own_input_are_refused():
+    buffer = np.arange(24, dtype=np.float32)
+    rows, tiles = buffer.reshape(3, 8), Tiles(buffer.reshape(2, 3, 4), 8)
+    with pytest.raises(ValueError, match="out must not share memory with x"):
+        ck.to_tiles(rows, tiles)
+    with pytest.raises(ValueError, match="out must not share memory with tiles"):
+        ck.from_tiles(tiles, rows)
+    with pytest.raises(TypeError, match="tiles must be Tiles, got a float32 array"):
+        ck.from_tiles(rows)
+    with pytest.raises(TypeError, match="out must be Tiles, got a float32 array"):
+        ck.to_tiles(rows, rows)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "match"),
+    [
+        ({"shape": (-3, 4)}, ValueError, "shape must be at least 0"),
+        ({"shape": (3,)}, TypeError, "shape must be"),
+        ({"dtype": np.int32}, TypeError, "dtype must be float32, float64 or uint16, got int32"),
+        ({"indptr": np.zeros(0, np.int64)}, ValueError, "indptr must have one entry more"),
+        ({"cache_bytes": 2**50}, ValueError, "cache_bytes must be"),
+    ],
+)
+def test_wrong_arguments_of_choose_layout(wrong, error, match):
+    right = {
+        "indptr": np.array([0, 1]),
+        "indices": np.zeros(1, np.int32),
+        "shape": (1, 64),
+        "dtype": np.float32,
+    }
+    with pytest.raises(error, match=match):
+        ck.choose_layout(**right | wrong)
+
+
 def test_instruction_sets_by_name():
     assert dispatch.instruction_set() == dispatch.available()[-1]
     with dispatch.using("baseline"):

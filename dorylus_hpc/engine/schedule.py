@@ -281,6 +281,10 @@ class Schedule:
     ) -> None:
         if mode not in ("nopipe", "pipe", "async"):
             raise ValueError(f"mode must be nopipe, pipe or async, got {mode!r}")
+        if not topology.units or min(workers.values(), default=0) < 1:
+            raise ValueError(
+                f"a schedule needs a unit and a worker of each kind, got {len(topology.units)}, {workers}"
+            )
         if staleness < 0:
             raise ValueError(f"staleness must be at least 0, got {staleness}")
         if mode == "async" and any(not one.trains for one in rounds):
