@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.launch import write_results
+from bench.machine import write_results
 from cython_kernels import gather
 from dorylus_hpc.graph import csr
 from dorylus_hpc.graph.csr import Edges

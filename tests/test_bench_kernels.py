@@ -186,3 +186,11 @@ def test_generated_graphs(name):
     indptr, indices, places = graph.transposed
     assert np.array_equal(rows[places], indices)
     assert np.array_equal(graph.indices[places], np.repeat(np.arange(graph.n), np.diff(indptr)))
+
+
+@pytest.mark.parametrize("name", ["accuracy", "epoch_time", "kernels", "orders", "schedules"])
+def test_every_bench_can_be_started(name):
+    run = subprocess.run(
+        [sys.executable, "-m", f"bench.{name}", "--help"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
