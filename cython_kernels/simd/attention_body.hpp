@@ -361,7 +361,7 @@ DORYLUS_INLINE void find_maxima(const Attention<A>& a, const Unit& u, int64_t fi
 template <int HEADS, bool BACK, bool PAIR, class A>
 inline void sum_piece_as(const Attention<A>& a, const Unit& u, int64_t row, int64_t first, int64_t end, const Maxima<A>& best,
                          Occurrences* occurrences, Sums<A>& sums) {
-    Block<A> block;
+    Block<A> block = {};  // lanes behind the last entry are computed, never used
     RowNumbers<A> r = start_row<HEADS, BACK>(a, u, row, best);
     clear_sums(u, sums);
     for (int64_t e = first; e < end; e += BLOCK) {
@@ -512,7 +512,7 @@ inline void attention_finish(const Attention<A>& a, const Unit& u, int64_t row, 
 template <int HEADS, class A>
 inline void weights_as(const Attention<A>& a, const Unit& u, A* weights, int64_t start, int64_t stop) {
     enum { N = Lanes<A>::value };
-    Block<A> block;
+    Block<A> block = {};
     Maxima<A> best;
     for (int64_t i = start; i < stop; i++) {
         const int64_t first = a.indptr[i], end = a.indptr[i + 1];
