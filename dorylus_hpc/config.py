@@ -26,10 +26,6 @@ _NOT_YET = "is not available in this version"
 UNAVAILABLE_OPTIONS = (
     "model_file",
     "heads",
-    "target_accuracy",
-    "patience",
-    "staleness",
-    "weight_update",
     "function",
     "region",
     "memory_mb",
@@ -44,7 +40,6 @@ UNAVAILABLE_OPTIONS = (
 )
 UNAVAILABLE_VALUES = {
     "model": ("sage", "gat"),
-    "mode": ("async",),
     "backend": ("lambda", "lambda-local"),
 }
 
@@ -101,7 +96,38 @@ class TrainConfig:
     intervals: int = _option(0, "vertex intervals a part; 0: chosen by a static cost model", check=_COUNT)
     threads: int = _option(0, "threads a graph server; 0: its share of the machine's cores", check=_COUNT)
     mode: str = _option(
-        "pipe", "schedule: stage by stage, or each task when its inputs are there", choices=("nopipe", "pipe")
+        "pipe",
+        "schedule: stage by stage, each task when its inputs are there, or with stale inputs within a bound",
+        choices=("nopipe", "pipe", "async"),
+    )
+    staleness: int = _option(
+        1, "async: epochs that an interval may be ahead of the slowest one anywhere", check=_COUNT
+    )
+    weight_update: str = _option(
+        "epoch",
+        "weights change when all gradients of an epoch are there, or (async only) with each interval's",
+        choices=("epoch", "interval"),
+    )
+    target_accuracy: float = _option(
+        0.0,
+        "validation accuracy at which to stop; 0: never",
+        check=("in [0, 1]", lambda value: 0 <= value <= 1),
+    )
+    patience: int = _option(
+        0, "stop after so many epochs without a better validation accuracy; 0: never", check=_COUNT
+    )
+    switch_margin: float = _option(
+        0.0,
+        "async: go on in pipe when the validation accuracy is so close to the target; 0: never",
+        check=("in [0, 1]", lambda value: 0 <= value <= 1),
+    )
+    dense_delay: float = _option(
+        0.0, "experiments: seconds added to each dense task, as if its worker were far", check=_NOT_NEGATIVE
+    )
+    straggler: float = _option(
+        1.0,
+        "experiments: times as long a quarter of the tasks of the last graph server take",
+        check=("a number >= 1", lambda value: 1 <= value < math.inf),
     )
     eval_every: int = _option(1, "epochs between evaluations", check=_POSITIVE_COUNT)
     backend: str = _option("cpu", "where dense tasks run", choices=("cpu",))
@@ -114,6 +140,14 @@ class TrainConfig:
             object.__setattr__(
                 self, option.name, _checked(option, hints[option.name], getattr(self, option.name))
             )
+
+        self._check_together()
+
+    def _check_together(self) -> None:
+        if self.weight_update == "interval" and self.mode != "async":
+            raise InputError(f"--weight-update interval is for --mode async, not {self.mode}")
+        if self.switch_margin and (self.mode != "async" or not self.target_accuracy):
+            raise InputError("--switch-margin is for --mode async with a --target-accuracy")
 
     def to_toml(self) -> str:
         """Return the configuration as TOML: a valid ``--config`` file."""

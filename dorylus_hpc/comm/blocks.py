@@ -2,13 +2,14 @@
 
 A block is the rows of one interval of one part that this graph server needs. Its message is packed when
 the interval is done, and received whenever it comes: who is first is not known beforehand. A tag names
-the table and the interval; blocks of one tag come in the order they were sent, so the k-th belongs to the
-k-th pass with that table, and a block of a later pass is kept until that begins.
+the table and the interval; blocks of one tag come in the order they were sent, and every interval sends
+each table once a round, so the k-th is of the k-th round: that is its stamp.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+import time
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ import numpy as np
 from cython_kernels import pack_rows
 from dorylus_hpc.comm.halo import Delivery, HaloPlan, row_count_and_type
 from dorylus_hpc.comm.launch import start_mpi
+from dorylus_hpc.errors import InputError
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm, Request
@@ -150,12 +152,21 @@ class BlockExchange:
         The tables, in the same order on all ranks.
     n_intervals
         Intervals of each part of the graph, by part.
-    arrays
-        By hosted part: row tensors by name.
+    own
+        By hosted part: the row tensors from which rows are sent, by name.
+    shared
+        By hosted part: the row tensors into which ghosts are put. If these are the same arrays, rows
+        for another part of this rank are copied when they are put; else when they are sent, since
+        their interval may be rounds ahead by then.
+
+    Attributes
+    ----------
+    sent_bytes : int
+        Bytes of ghost rows sent.
 
     Raises
     ------
-    ValueError
+    InputError
         More tables and intervals than MPI has tags.
     """
 
@@ -164,117 +175,160 @@ class BlockExchange:
         comm: Intracomm,
         channels: Sequence[Channel],
         n_intervals: Sequence[int],
-        arrays: Mapping[int, Mapping[str, np.ndarray]],
+        own: Mapping[int, Mapping[str, np.ndarray]],
+        shared: Mapping[int, Mapping[str, np.ndarray]],
     ) -> None:
+        self.sent_bytes = 0
         self._mpi = start_mpi()
-        self._comm = comm.Dup()
-        self._channels, self._arrays = tuple(channels), arrays
+        self._channels, self._own, self._shared = tuple(channels), own, shared
         self._offsets = np.concatenate([[0], np.cumsum(n_intervals)]).astype(np.int64)
-        most = self._comm.Get_attr(self._mpi.TAG_UB)
+        most = comm.Get_attr(self._mpi.TAG_UB)
         if most is not None and len(channels) * int(self._offsets[-1]) > most:
-            raise ValueError(
+            raise InputError(
                 f"{len(channels)} tables of {int(self._offsets[-1])} intervals need more than {most} tags of "
                 "this MPI: use fewer --intervals"
             )
+        self._comm = comm.Dup()
+        self._status = self._mpi.Status()
         self._sends: list[tuple[Request, np.ndarray]] = []
         self._receives: list[tuple[Request, int, Block, np.ndarray]] = []
         self._spare: defaultdict[tuple[int, int], list[np.ndarray]] = defaultdict(list)
-        self._kept: dict[tuple[int, Block, int], np.ndarray] = {}
-        self._passes = [0] * len(channels)
+        self._kept: dict[tuple[int, Block], deque[tuple[int, list[np.ndarray]]]] = defaultdict(deque)
         self._came: defaultdict[tuple[int, Block], int] = defaultdict(int)
-        self._missing = 0
-        self._early: list[tuple[int, Block, int]] = []
-
-    def begin_pass(self, tables: Iterable[int]) -> list[tuple[int, Block]]:
-        """Expect every block of these tables once; return those that have come already."""
-        for table in tables:
-            self._passes[table] += 1
-            self._missing += len(self._channels[table].plan.incoming)
-        due = [(table, block) for table, block, count in self._early if count == self._passes[table]]
-        self._early = [one for one in self._early if one[2] != self._passes[one[0]]]
-        self._missing -= len(due)
-        return due
+        self._sent_to: Counter[int] = Counter()
+        self._received_from: Counter[int] = Counter()
 
     @property
-    def busy(self) -> bool:
-        """Whether blocks are still to come in this pass, or to leave."""
-        return bool(self._missing or self._sends)
+    def sending(self) -> bool:
+        """Whether blocks are still to leave."""
+        return bool(self._sends)
 
     def send(self, table: int, block: Block) -> int:
-        """Send the rows of an interval to all ranks that need them; return the bytes."""
+        """Send the rows of an interval to all ranks that need them.
+
+        Returns
+        -------
+        int
+            The stamp of the rows if another part of this rank needs them too; they have then arrived.
+            Else 0.
+        """
         channel = self._channels[table]
-        rows = self._arrays[block[0]][channel.name]
-        total = 0
+        rows = self._own[block[0]][channel.name]
         for rank, lids in channel.plan.outgoing.get(block, ()):
-            buffer = self._buffer(len(lids), rows)
-            pack_rows(rows, lids, buffer, validate=False)
+            buffer = self._pack(rows, lids)
             tag = table * int(self._offsets[-1]) + int(self._offsets[block[0]]) + block[1]
             request = self._comm.Isend([buffer, *row_count_and_type(buffer)], dest=rank, tag=tag)
             self._sends.append((request, buffer))
-            total += buffer.nbytes
-        return total
+            self._sent_to[rank] += 1
+            self.sent_bytes += buffer.nbytes
+        copies = channel.plan.copies.get(block, ())
+        if not copies:
+            return 0
+        apart = self._shared[block[0]][channel.name] is not rows
+        return self._keep(table, block, [self._pack(rows, copy.lids) for copy in copies] if apart else [])
 
-    def poll(self) -> list[tuple[int, Block]]:
-        """Let messages proceed; return the (table, block) that came and belong to this pass."""
-        self._sends = [one for one in self._sends if not self._has_left(*one)]
-        status = self._mpi.Status()
-        while (message := self._comm.Improbe(status=status)) is not None:
-            table, number = divmod(status.Get_tag(), int(self._offsets[-1]))
+    def poll(self) -> list[tuple[int, Block, int]]:
+        """Let messages proceed; return (table, block, stamp) of those that came."""
+        if self._sends:
+            self._sends = [one for one in self._sends if not self._has_left(*one)]
+        while (message := self._comm.Improbe(status=self._status)) is not None:
+            table, number = divmod(self._status.Get_tag(), int(self._offsets[-1]))
             part = int(np.searchsorted(self._offsets, number, side="right")) - 1
             block = (part, number - int(self._offsets[part]))
             received = self._channels[table].plan.incoming[block]
-            like = self._arrays[received.deliveries[0].part][self._channels[table].name]
+            like = self._shared[received.deliveries[0].part][self._channels[table].name]
             buffer = self._buffer(received.n_rows, like)
             request = message.Irecv([buffer, *row_count_and_type(buffer)])
             self._receives.append((request, table, block, buffer))
         arrived, pending = [], []
-        for request, table, block, buffer in self._receives:
-            if not request.Test():
-                pending.append((request, table, block, buffer))
-                continue
-            self._came[table, block] += 1
-            count = self._came[table, block]
-            self._kept[table, block, count] = buffer
-            if count == self._passes[table]:
-                self._missing -= 1
-                arrived.append((table, block))
+        for one in self._receives:
+            request, table, block, buffer = one
+            if request.Test():
+                self._received_from[self._channels[table].plan.incoming[block].rank] += 1
+                arrived.append((table, block, self._keep(table, block, [buffer])))
             else:
-                self._early.append((table, block, count))
+                pending.append(one)
         self._receives = pending
         return arrived
 
-    def install(self, table: int, block: Block) -> None:
-        """Put the rows of a block in their places among the ghosts."""
+    def install(self, table: int, block: Block, stamp: int) -> None:
+        """Put the rows of a block in their places among the ghosts; older ones are dropped."""
         channel = self._channels[table]
-        for copy in channel.plan.copies.get(block, ()):
-            source = self._arrays[block[0]][channel.name]
-            pack_rows(source, copy.lids, self._places(channel, copy.part, copy.ghosts), validate=False)
-        if block not in channel.plan.incoming:
-            return
-        buffer = self._kept.pop((table, block, self._passes[table]))
-        for one in channel.plan.incoming[block].deliveries:
-            places = self._places(channel, one.part, one.ghosts)
-            if one.pick is None:
-                places[...] = buffer
+        buffers = self._take(table, block, stamp)
+        if block in channel.plan.incoming:
+            for one in channel.plan.incoming[block].deliveries:
+                places = self._places(channel, one.part, one.ghosts)
+                if one.pick is None:
+                    places[...] = buffers[0]
+                else:
+                    pack_rows(buffers[0], one.pick, places, validate=False)
+        for number, copy in enumerate(channel.plan.copies.get(block, ())):
+            places = self._places(channel, copy.part, copy.ghosts)
+            if buffers:
+                places[...] = buffers[number]
             else:
-                pack_rows(buffer, one.pick, places, validate=False)
-        self._spare[buffer.shape[0], buffer.shape[1]].append(buffer)
+                pack_rows(self._own[block[0]][channel.name], copy.lids, places, validate=False)
+        self._recycle(buffers)
+
+    def settle(self) -> None:
+        """Receive and drop all that is under way, after all have sent their last. Collective."""
+        size = self._comm.Get_size()
+        sent = np.array([self._sent_to[rank] for rank in range(size)])
+        coming = np.empty(size, sent.dtype)
+        exchanged = self._comm.Ialltoall(sent, coming)
+        pause = 20e-6
+        while (
+            not exchanged.Test()
+            or self._sends
+            or any(self._received_from[rank] < count for rank, count in enumerate(coming.tolist()))
+        ):
+            if not self.poll():
+                time.sleep(pause)
+                pause = min(2 * pause, 1e-3)
+        for waiting in self._kept.values():
+            while waiting:
+                self._recycle(waiting.popleft()[1])
+        self._came.clear()
 
     def close(self) -> None:
         """Free the communicator, after a whole run. Collective."""
         self._comm.Free()
 
+    def _keep(self, table: int, block: Block, buffers: list[np.ndarray]) -> int:
+        """Set the rows of a block aside and return their stamp."""
+        self._came[table, block] += 1
+        stamp = self._came[table, block]
+        self._kept[table, block].append((stamp, buffers))
+        return stamp
+
+    def _take(self, table: int, block: Block, stamp: int) -> list[np.ndarray]:
+        waiting = self._kept[table, block]
+        while True:
+            kept, buffers = waiting.popleft()
+            if kept == stamp:
+                return buffers
+            self._recycle(buffers)
+
+    def _recycle(self, buffers: Iterable[np.ndarray]) -> None:
+        for buffer in buffers:
+            self._spare[buffer.shape[0], buffer.shape[1]].append(buffer)
+
     def _has_left(self, request: Request, buffer: np.ndarray) -> bool:
         done = bool(request.Test())
         if done:
-            self._spare[buffer.shape[0], buffer.shape[1]].append(buffer)
+            self._recycle([buffer])
         return done
 
+    def _pack(self, rows: np.ndarray, lids: np.ndarray) -> np.ndarray:
+        buffer = self._buffer(len(lids), rows)
+        pack_rows(rows, lids, buffer, validate=False)
+        return buffer
+
     def _buffer(self, n_rows: int, like: np.ndarray) -> np.ndarray:
-        """Reuse a buffer of this shape, or make one: the first passes make all that are ever needed."""
+        """Reuse a buffer of this shape, or make one: the first rounds make all that are ever needed."""
         spare = self._spare[n_rows, like.shape[1]]
         return spare.pop() if spare else np.empty((n_rows, like.shape[1]), like.dtype)
 
     def _places(self, channel: Channel, part: int, ghosts: tuple[int, int]) -> np.ndarray:
         n_own = channel.plan.n_own[part]
-        return self._arrays[part][channel.name][n_own + ghosts[0] : n_own + ghosts[1]]
+        return self._shared[part][channel.name][n_own + ghosts[0] : n_own + ghosts[1]]

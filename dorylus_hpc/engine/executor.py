@@ -7,44 +7,53 @@ second pool of threads waits (and spins) beside this one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from queue import Empty, SimpleQueue
 from types import TracebackType
 
 from threadpoolctl import threadpool_limits
 
+CPU = "cpu"
+
 
 class Executor:
-    """A pool of threads; use as a context manager.
+    """Threads for each kind of worker; use as a context manager.
 
     Parameters
     ----------
     threads
-        At least 1. The calling thread, which drives the schedule and MPI, is not one of them.
+        At least 1, for the work on this server's cores. The calling thread, which drives the schedule and
+        MPI, is not one of them.
+    others
+        Workers of other kinds, by name: threads that mostly wait for somebody far away.
     """
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, others: Mapping[str, int] | None = None) -> None:
         self.threads = threads
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="task")
+        self.workers = {CPU: threads, **(others or {})}
+        self._pools = {
+            name: ThreadPoolExecutor(count, thread_name_prefix=name) for name, count in self.workers.items()
+        }
         self._blas = threadpool_limits(limits=1, user_api="blas")
-        self._ended: SimpleQueue[tuple[int, BaseException | None]] = SimpleQueue()
+        self._ended: SimpleQueue[tuple[Hashable, BaseException | None]] = SimpleQueue()
 
-    def start(self, number: int, task: Callable[[], object]) -> None:
-        """Give a task to a thread; `wait` tells its number when it has ended."""
+    def start(self, name: Hashable, task: Callable[[], object], resource: str = CPU) -> None:
+        """Give a task to a thread; `wait` tells its name when it has ended."""
 
         def run() -> None:
             try:
                 task()
             except BaseException as error:
-                self._ended.put((number, error))
+                self._ended.put((name, error))
             else:
-                self._ended.put((number, None))
+                self._ended.put((name, None))
 
-        self._pool.submit(run)
+        self._pools[resource].submit(run)
 
-    def wait(self, seconds: float | None) -> int | None:
-        """Sleep until a task ends, and return its number; None if none has after so many seconds.
+    def wait(self, seconds: float | None) -> Hashable | None:
+        """Sleep until a task ends, and return its name; None if none has after so many seconds.
 
         Raises
         ------
@@ -52,12 +61,15 @@ class Executor:
             What the task raised.
         """
         try:
-            number, error = self._ended.get(timeout=seconds)
+            if seconds == 0:
+                name, error = self._ended.get_nowait()
+            else:
+                name, error = self._ended.get(timeout=seconds)
         except Empty:
             return None
         if error is not None:
             raise error
-        return number
+        return name
 
     def __enter__(self) -> Executor:
         """Return the executor."""
@@ -70,5 +82,11 @@ class Executor:
         trace: TracebackType | None,
     ) -> None:
         """End the threads and give BLAS its own back."""
-        self._pool.shutdown(cancel_futures=True)
+        for pool in self._pools.values():
+            pool.shutdown(cancel_futures=True)
         self._blas.restore_original_limits()
+
+
+def lane() -> str:
+    """Return the name of the thread that runs this: ``cpu_0``, ``dense_3`` ..."""
+    return threading.current_thread().name

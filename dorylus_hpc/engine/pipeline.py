@@ -1,135 +1,304 @@
-"""Drives the schedule: one thread for it and for MPI, the executor's for the tasks.
+"""Drives schedules: one thread for them and for MPI, the executor's for the tasks.
 
-The loop sleeps until a task ends. While messages are under way it also looks at MPI now and then, at
-intervals that grow to a millisecond: that is what moves large messages while kernels run, and it spins
-on nothing.
+A *line* is one schedule over one set of row tensors. Training is a line; evaluation is another, whose tasks
+take what the first leaves of the workers. The loop sleeps until a task ends. Where messages can come it
+also looks at MPI now and then, at intervals that grow to a millisecond: that is what moves large messages
+while kernels run, and it spins on nothing.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import Protocol, cast
 
 from dorylus_hpc.comm.blocks import BlockExchange
+from dorylus_hpc.comm.mailbox import Letter, Mailbox
 from dorylus_hpc.engine.executor import Executor
-from dorylus_hpc.engine.schedule import Action, Install, Mode, Round, Run, Schedule, Send
+from dorylus_hpc.engine.schedule import (
+    Action,
+    Bind,
+    Install,
+    Progress,
+    Push,
+    Release,
+    Run,
+    Schedule,
+    Send,
+)
 from dorylus_hpc.engine.wiring import Wiring
 
 _SHORTEST, _LONGEST = 20e-6, 1e-3  # seconds between two looks at MPI
 
 
-class Pipeline:
-    """Runs passes over the hosted parts, one after the other.
+class Work(Protocol):
+    """What a line's schedule wants done and the loop does not do itself."""
+
+    def task(self, unit: int, number: int, group: int) -> Callable[[], object]:
+        """Make the task of a unit, a round and a group."""
+
+    def bind(self, unit: int, number: int, least: int) -> bool | None:
+        """Get weights for a unit: True if it has them, False if none will come, None if they may."""
+
+    def release(self, unit: int, number: int) -> None:
+        """The unit needs its weights no more."""
+
+    def complete(self, part: int, number: int) -> None:
+        """All intervals of a part have done a round."""
+
+    def install(self, table: int, unit: int) -> None:
+        """Show rows that a unit wrote aside to the gathers."""
+
+    def progress(self, done: int) -> None:
+        """All units here have done this many rounds."""
+
+
+class Line:
+    """One schedule at a time, over one set of row tensors.
 
     Parameters
     ----------
     wiring
         Tables, groups and topology.
     exchange
-        Moves ghost blocks.
-    executor
-        Threads to run on.
+        Moves the ghost blocks of these tensors.
+    first
+        Whether its tasks go before those of other lines.
 
     Attributes
     ----------
-    sent_bytes : int
-        Bytes of ghost rows sent.
-    seconds : dict
-        ``SC`` and ``dSC``: packing, sending and placing rows; ``wait``: no task ran here.
+    schedule
+        The present one.
+    urgent
+        Whether its tasks are not to wait for idle workers.
     """
 
-    def __init__(self, wiring: Wiring, exchange: BlockExchange, executor: Executor) -> None:
-        self.sent_bytes = 0
-        self.seconds = {"SC": 0.0, "dSC": 0.0, "wait": 0.0}
-        self._wiring, self._exchange, self._executor = wiring, exchange, executor
+    def __init__(self, wiring: Wiring, exchange: BlockExchange, *, first: bool) -> None:
+        self.wiring, self.exchange, self.first = wiring, exchange, first
+        self.schedule: Schedule | None = None
+        self.work: Work | None = None
+        self.urgent = False
+        self.waiting: deque[Run] = deque()
         self._numbers = {
             way: {block: number for number, block in enumerate(blocks)}
             for way, blocks in wiring.blocks.items()
         }
+        self._before = [0] * len(wiring.tables)  # rounds of earlier schedules, by table
+        self._during = [0] * len(wiring.tables)  # rounds of the present one
+        self._early: list[tuple[int, tuple[int, int], int]] = []
 
-    def run(self, mode: Mode, kind: str, start: Callable[[int, int], Callable[[], object]]) -> None:
-        """Run one pass. Collective over graph servers.
+    @property
+    def receives(self) -> bool:
+        """Whether any block comes from another rank."""
+        return any(self._numbers.values())
 
-        Parameters
-        ----------
-        mode
-            ``nopipe`` or ``pipe``.
-        kind
-            Of the pass: ``train``, ``evaluate`` or ``setup``.
-        start
-            Makes the task of (unit, group).
+    def begin(self, schedule: Schedule, kind: str, n_rounds: int, work: Work) -> list[Action]:
+        """Start a schedule whose rounds are all of one kind."""
+        self.schedule, self.work = schedule, work
+        self._before = [before + during for before, during in zip(self._before, self._during, strict=True)]
+        self._during = [
+            n_rounds * (table in self.wiring.exchanged[kind]) for table in range(len(self._before))
+        ]
+        actions = schedule.start()
+        early, self._early = self._early, []
+        for table, block, stamp in early:
+            actions += self.arrived(table, block, stamp)
+        return actions
+
+    def restart(self) -> None:
+        """Count blocks from 1 again, after `BlockExchange.settle`."""
+        self._before = [0] * len(self._before)
+        self._during = [0] * len(self._during)
+        self._early = []
+
+    def arrived(self, table: int, block: tuple[int, int], stamp: int) -> list[Action]:
+        """Tell the schedule of a block, now or when its round begins."""
+        number = stamp - self._before[table]
+        if self.schedule is None or number > self._during[table]:
+            self._early.append((table, block, stamp))
+            return []
+        way = self.wiring.tables[table].direction
+        return self.schedule.block_arrived(table, self._numbers[way][block], number)
+
+    def install(self, action: Install) -> None:
+        """Put rows in place."""
+        n_units = len(self.wiring.topology.units)
+        if action.entry < n_units:
+            assert self.work is not None
+            self.work.install(action.table, action.entry)
+            return
+        block = self.wiring.blocks[self.wiring.tables[action.table].direction][action.entry - n_units]
+        self.exchange.install(action.table, block, action.round + self._before[action.table])
+
+
+class Loop:
+    """Runs lines side by side on one executor, and hands out letters.
+
+    Parameters
+    ----------
+    executor
+        Threads to run on.
+    lines
+        In the order of their priority.
+
+    Attributes
+    ----------
+    seconds : dict
+        ``SC`` and ``dSC``: packing, sending and placing rows; ``wait``: no task ran here.
+    """
+
+    def __init__(self, executor: Executor, lines: Sequence[Line]) -> None:
+        self.seconds = {"SC": 0.0, "dSC": 0.0, "wait": 0.0}
+        self._executor, self._lines = executor, lines
+        self._mailbox: Mailbox | None = None
+        self._handle: Callable[[Letter], None] | None = None
+        self._actions: deque[tuple[Line, Action]] = deque()
+        self._running: Counter[str] = Counter()
+        self._acting = False
+
+    def listen(self, mailbox: Mailbox, handle: Callable[[Letter], None]) -> None:
+        """Give every letter to `handle`."""
+        self._mailbox, self._handle = mailbox, handle
+
+    def do(self, line: Line, actions: Sequence[Action]) -> None:
+        """Do what a line's schedule wants, and what comes of it."""
+        self._actions += [(line, action) for action in actions]
+        if self._acting:
+            return
+        self._acting = True
+        while self._actions:
+            self._act(*self._actions.popleft())
+        self._acting = False
+        self._start_waiting()
+
+    def run(self, until: Callable[[], bool]) -> None:
+        """Go on until something is true.
+
+        Raises
+        ------
+        RuntimeError
+            Nothing runs, nothing can come, and it is not.
         """
-        wiring, exchange = self._wiring, self._exchange
-        schedule = Schedule(
-            mode,
-            wiring.topology,
-            wiring.tables,
-            wiring.groups,
-            [Round(kind, 1)],
-            workers={"cpu": self._executor.threads},
-            reads=wiring.reads,
-        )
-        running = self._act(schedule, schedule.start(), start)
-        for table, block in exchange.begin_pass(wiring.exchanged[kind]):
-            running += self._arrive(schedule, table, block, start)
+        letters = self._mailbox is not None and self._mailbox.size > 1
+        listens = letters or any(line.receives for line in self._lines)
         pause = _SHORTEST
-        while running or exchange.busy or not schedule.finished:
+        while not until():
+            busy = bool(self._running.total())
             began = time.perf_counter()
-            unit = self._executor.wait(pause if exchange.busy else None) if running else None
-            if unit is not None:
-                running += self._act(schedule, schedule.task_done(unit), start) - 1
-                pause = _SHORTEST
-            elif not running:
+            happened = 0
+            if self._mailbox is not None and not letters:
+                happened = self._take_letters()
+            if busy and not happened:
+                happened = self._take_tasks(pause if listens else None)
+            if not listens:
+                if not happened and not busy:
+                    raise RuntimeError("the pipeline stands still")
+                continue
+            came = self._take_messages()
+            if not came and not happened and not busy:
                 time.sleep(pause)
+            if not busy:
                 self.seconds["wait"] += time.perf_counter() - began
-            if exchange.busy:
-                arrived = exchange.poll()
-                for table, block in arrived:
-                    running += self._arrive(schedule, table, block, start)
-                pause = _SHORTEST if arrived else min(1.5 * pause, _LONGEST)
+            pause = _SHORTEST if came or happened else min(1.5 * pause, _LONGEST)
 
-    def _arrive(
-        self,
-        schedule: Schedule,
-        table: int,
-        block: tuple[int, int],
-        start: Callable[[int, int], Callable[[], object]],
-    ) -> int:
-        number = self._numbers[self._wiring.tables[table].direction][block]
-        return self._act(schedule, schedule.block_arrived(table, number, 1), start)
+    def leave(self) -> None:
+        """Wait until all that was sent has left."""
+        pause = _SHORTEST
+        while any(line.exchange.sending for line in self._lines) or (
+            self._mailbox is not None and self._mailbox.sending
+        ):
+            if not self._take_messages():
+                time.sleep(pause)
+                pause = min(1.5 * pause, _LONGEST)
 
-    def _act(
-        self, schedule: Schedule, actions: list[Action], start: Callable[[int, int], Callable[[], object]]
-    ) -> int:
-        """Do what the schedule wants; return how many tasks were started."""
-        started = 0
-        for action in actions:
-            if isinstance(action, Run):
-                self._executor.start(action.unit, start(action.unit, action.group))
-                started += 1
-            elif isinstance(action, Send):
-                started += self._send(schedule, action, start)
-            elif isinstance(action, Install):
+    # Events.
+
+    def _take_tasks(self, seconds: float | None) -> int:
+        """Wait for the end of a task, and take all that ended."""
+        count = 0
+        ended = self._executor.wait(seconds)
+        while ended is not None:
+            line, unit, resource = cast("tuple[Line, int, str]", ended)
+            self._running[resource] -= 1
+            assert line.schedule is not None
+            self.do(line, line.schedule.task_done(unit))
+            count += 1
+            ended = self._executor.wait(0)
+        return count
+
+    def _take_messages(self) -> int:
+        count = self._take_letters()
+        for line in self._lines:
+            if line.receives or line.exchange.sending:
+                for table, block, stamp in line.exchange.poll():
+                    self.do(line, line.arrived(table, block, stamp))
+                    count += 1
+        return count
+
+    def _take_letters(self) -> int:
+        if self._mailbox is None or self._handle is None:
+            return 0
+        letters = self._mailbox.poll()
+        for letter in letters:
+            self._handle(letter)
+        return len(letters)
+
+    # Actions.
+
+    def _act(self, line: Line, action: Action) -> None:
+        schedule, work = line.schedule, line.work
+        assert schedule is not None and work is not None
+        match action:
+            case Run():
+                if line.first or line.urgent:
+                    self._start(line, action)
+                else:
+                    line.waiting.append(action)
+            case Send():
+                self._send(line, action)
+            case Install():
                 began = time.perf_counter()
-                table = self._wiring.tables[action.table]
-                block = action.entry - len(self._wiring.topology.units)
-                self._exchange.install(action.table, self._wiring.blocks[table.direction][block])
-                self._note(action.table, began)
-        return started
+                line.install(action)
+                self._note(line, action.table, began)
+            case Bind():
+                granted = work.bind(action.unit, action.round, action.version)
+                if granted is not None:
+                    self.do(line, schedule.bound(action.unit) if granted else schedule.denied(action.unit))
+            case Release():
+                work.release(action.unit, action.round)
+            case Push():
+                work.complete(action.part, action.round)
+            case Progress():
+                work.progress(action.done)
 
-    def _send(
-        self, schedule: Schedule, action: Send, start: Callable[[int, int], Callable[[], object]]
-    ) -> int:
+    def _start(self, line: Line, action: Run) -> None:
+        assert line.schedule is not None and line.work is not None
+        resource = line.schedule.group(action.round, action.group).resource
+        self._running[resource] += 1
+        task = line.work.task(action.unit, action.round, action.group)
+        self._executor.start((line, action.unit, resource), task, resource)
+
+    def _start_waiting(self) -> None:
+        """Give what the first lines leave of the workers to the others."""
+        for line in self._lines:
+            while line.waiting:
+                action = line.waiting[0]
+                assert line.schedule is not None
+                resource = line.schedule.group(action.round, action.group).resource
+                if self._running[resource] >= self._executor.workers[resource] and not line.urgent:
+                    break
+                self._start(line, line.waiting.popleft())
+
+    def _send(self, line: Line, action: Send) -> None:
         began = time.perf_counter()
-        unit = self._wiring.topology.units[action.unit]
+        unit = line.wiring.topology.units[action.unit]
         block = (unit.part, unit.interval)
-        self.sent_bytes += self._exchange.send(action.table, block)
-        self._note(action.table, began)
-        # What other parts of this rank need is there at once.
-        if block in self._numbers[self._wiring.tables[action.table].direction]:
-            return self._arrive(schedule, action.table, block, start)
-        return 0
+        stamp = line.exchange.send(action.table, block)
+        self._note(line, action.table, began)
+        if stamp:  # what other parts of this rank need is there at once
+            self.do(line, line.arrived(action.table, block, stamp))
 
-    def _note(self, table: int, began: float) -> None:
-        kind = "SC" if self._wiring.tables[table].direction == "in" else "dSC"
+    def _note(self, line: Line, table: int, began: float) -> None:
+        kind = "SC" if line.wiring.tables[table].direction == "in" else "dSC"
         self.seconds[kind] += time.perf_counter() - began

@@ -43,6 +43,10 @@ class Account:
         Ghost rows sent for training.
     peak_rss_bytes
         The most memory the process held.
+    max_lead, max_read_age
+        Epochs: the most that an interval was ahead when it started, and that rows it read were behind.
+    weight_versions
+        The most versions of the weights that the rank kept at a time.
     """
 
     setup_seconds: float = 0.0
@@ -50,6 +54,9 @@ class Account:
     task_seconds: dict[str, float] = field(default_factory=dict)
     sent_bytes: int = 0
     peak_rss_bytes: int = 0
+    max_lead: int = 0
+    max_read_age: int = 0
+    weight_versions: int = 0
 
 
 class Recorder:
@@ -85,7 +92,7 @@ class Recorder:
         self._metrics, self._progress = metrics, progress
         self._history = History()
 
-    def epoch(self, number: int, totals: np.ndarray, flat: np.ndarray, seconds: float) -> None:
+    def epoch(self, number: int, totals: np.ndarray, flat: np.ndarray | None, seconds: float) -> None:
         """Note an epoch.
 
         Parameters
@@ -95,7 +102,7 @@ class Recorder:
         totals : ndarray, (4,)
             Sum of the loss, and correct vertices by set, NaN if this epoch had no evaluation.
         flat : ndarray
-            The weights these belong to: those before the epoch's update.
+            The weights these belong to: those before the epoch's update; None if there was no evaluation.
         seconds
             Wall time.
 
@@ -111,7 +118,9 @@ class Recorder:
             )
         self._history.losses.append(loss)
         evaluated = not np.isnan(totals[1:]).any()
-        seen = self._evaluation(number - 1, totals[1:], flat) if evaluated else Accuracies(number - 1)
+        seen = Accuracies(number - 1)
+        if evaluated and flat is not None:
+            seen = self._evaluation(number - 1, totals[1:], flat)
         self._metrics.write(
             epoch=number,
             loss=loss,
@@ -122,9 +131,14 @@ class Recorder:
         )
         self._progress.epoch(number, loss=loss, val=seen.val, test=seen.test)
 
-    def last(self, correct: np.ndarray, flat: np.ndarray) -> None:
-        """Note the evaluation of the final weights."""
-        self._evaluation(self._config.epochs, correct, flat)
+    @property
+    def history(self) -> History:
+        """What is known so far."""
+        return self._history
+
+    def last(self, epochs: int, correct: np.ndarray, flat: np.ndarray) -> None:
+        """Note the evaluation of the final weights, after so many epochs."""
+        self._evaluation(epochs, correct, flat)
         self.weights["last"] = flat.copy()
 
     def _evaluation(self, version: int, correct: np.ndarray, flat: np.ndarray) -> Accuracies:
@@ -157,7 +171,8 @@ class Recorder:
         """
         config, manifest, run_dir = self._config, self._manifest, Path(self._config.run_dir)
         weights = {which: self._layout.views(flat) for which, flat in self.weights.items()}
-        times = [account.epoch_seconds for account in accounts if account.epoch_seconds]
+        epochs = len(self._history.losses)
+        times = [account.epoch_seconds[:epochs] for account in accounts if account.epoch_seconds]
         self._history.seconds = [max(ranks) for ranks in zip(*times, strict=True)]
         best = self._history.best
         summary = build_summary(
@@ -174,12 +189,18 @@ class Recorder:
             setup_seconds=max(account.setup_seconds for account in accounts),
             task_seconds=_sum_by_kind([account.task_seconds for account in accounts]),
             peak_rss_bytes=[account.peak_rss_bytes for account in accounts],
-            ghost_bytes_per_epoch=sum(account.sent_bytes for account in accounts) // config.epochs,
+            ghost_bytes_per_epoch=sum(account.sent_bytes for account in accounts) // epochs,
+            staleness={
+                "bound": config.staleness if config.mode == "async" else 0,
+                "max_lead": max(account.max_lead for account in accounts),
+                "max_read_age": max(account.max_read_age for account in accounts),
+            },
+            weight_versions=max(account.weight_versions for account in accounts),
             weights_sha256=weights_sha256(weights["last"]),
         )
         model = SavedModel(
             weights=weights,
-            epochs={"best": best.epoch, "last": config.epochs},
+            epochs={"best": best.epoch, "last": epochs},
             config=asdict(config),
             features=manifest.features,
             classes=manifest.classes,

@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from operator import itemgetter
-from typing import Literal
+from typing import Any, Literal
 
 Mode = Literal["nopipe", "pipe", "async"]
 Direction = Literal["in", "out"]
@@ -88,6 +88,8 @@ class Group:
         Number of the table that its gather reads, or None.
     writes
         Number of the table that it completes, or None.
+    prepares
+        Number of a table whose rows it writes and a later group of the unit completes, or None.
     weights
         Whether it uses or gives gradients of weights.
     covers_ghosts
@@ -98,6 +100,7 @@ class Group:
     resource: str = "cpu"
     reads: int | None = None
     writes: int | None = None
+    prepares: int | None = None
     weights: bool = False
     covers_ghosts: bool = False
 
@@ -173,6 +176,36 @@ class Round:
     trains: bool = True
 
 
+class Epochs(Sequence[Round]):
+    """Rounds of one kind, one an epoch, made when they are looked at: there may be millions.
+
+    Parameters
+    ----------
+    kind
+        Of all of them.
+    first
+        Epoch of the first.
+    count
+        How many.
+    trains
+        As for `Round`.
+    """
+
+    def __init__(self, kind: str, first: int, count: int, *, trains: bool = True) -> None:
+        self.kind, self.first, self.trains = kind, first, trains
+        self._count = count
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return self._count
+
+    def __getitem__(self, number: Any) -> Any:
+        """Return a round by its number, from 0."""
+        if not 0 <= number < self._count:
+            raise IndexError(number)
+        return Round(self.kind, self.first + number, self.trains)
+
+
 @dataclass(frozen=True)
 class Run:
     """Give a task to a worker; `Schedule.task_done` when it ended."""
@@ -219,7 +252,7 @@ class Release:
 
 @dataclass(frozen=True)
 class Push:
-    """All units of a part have their gradients of a round: add them in order and send them off."""
+    """All units of a part have done a round: its results, such as gradients, are complete."""
 
     part: int
     round: int
@@ -287,11 +320,12 @@ class Schedule:
             )
         if staleness < 0:
             raise ValueError(f"staleness must be at least 0, got {staleness}")
-        if mode == "async" and any(not one.trains for one in rounds):
+        trains = rounds.trains if isinstance(rounds, Epochs) else all(one.trains for one in rounds)
+        if mode == "async" and not trains:
             raise ValueError("async runs training rounds only")
         self._mode, self._topology, self._tables = mode, topology, tuple(tables)
         self._groups = {kind: tuple(chain) for kind, chain in groups.items()}
-        self._rounds = tuple(rounds)
+        self._rounds = rounds
         self._staleness = staleness
         self._exact = mode != "async"
         n_units = len(topology.units)
@@ -324,7 +358,10 @@ class Schedule:
         }
         self._peers = dict.fromkeys(topology.peers, 0)
         self._local_done = 0
-        self._at_least = [n_units] + [0] * len(self._rounds)  # units that have done this many rounds
+        self._stopped = False
+        self._denied = 0
+        self._ended_by: defaultdict[int, int] = defaultdict(int)  # units that have ended a round
+        self._through = 0  # units that have done all of them
         self.done = [0] * n_units
         self.max_lead = 0
         self.max_read_age = 0
@@ -341,7 +378,7 @@ class Schedule:
     def task_done(self, unit: int) -> list[Action]:
         """A task of this unit ended."""
         number, place = self._round[unit], self._place[unit]
-        group = self._group(number, place)
+        group = self.group(number, place)
         self._free[group.resource] += 1
         if group.reads is not None and not self._exact:
             self._end_reading(group.reads, unit)
@@ -376,17 +413,41 @@ class Schedule:
         self._start_rounds()
         return self._take()
 
+    def stop(self) -> list[Action]:
+        """Start no more rounds; those begun go on, as far as weights come."""
+        self._stopped = True
+        return self._take()
+
+    def denied(self, unit: int) -> list[Action]:
+        """The weights that the unit asked for will never come: it stops where it is, and nothing starts.
+
+        Whoever has weights can still end its round: what it reads was written by units that had theirs.
+        """
+        self._binding[unit] = False
+        self._denied += 1
+        self._stopped = True
+        return self._take()
+
     @property
     def finished(self) -> bool:
-        """Whether every unit has done every round."""
-        return self._local_done == len(self._rounds)
+        """Whether nothing is left to do here: every round done by every unit, or none that may go on."""
+        if self._local_done == len(self._rounds):
+            return True
+        idle = len(self._blocked) + self._denied + self._through
+        return self._stopped and idle == len(self.done)
+
+    @property
+    def rounds_done(self) -> int:
+        """Rounds that all units here have done."""
+        return self._local_done
 
     # How a unit moves.
 
     def _chain(self, number: int) -> tuple[Group, ...]:
         return self._groups[self._rounds[number].kind]
 
-    def _group(self, number: int, place: int) -> Group:
+    def group(self, number: int, place: int) -> Group:
+        """Return a group of a round."""
         return self._chain(number)[place]
 
     def _next_place(self, unit: int, number: int, place: int) -> int:
@@ -411,7 +472,7 @@ class Schedule:
                 self._end_round(unit, number)
                 self._advance(unit)
                 return
-        group = self._group(number, self._place[unit])
+        group = self.group(number, self._place[unit])
         if group.weights and not self._bound[unit]:
             if not self._binding[unit]:
                 self._binding[unit] = True
@@ -425,6 +486,8 @@ class Schedule:
         heappush(self._ready[group.resource], (number, self._place[unit], unit))
 
     def _may_start(self, number: int) -> bool:
+        if self._stopped:
+            return False
         if self._exact:
             return self._local_done >= number
         slowest = self._slowest()
@@ -442,9 +505,10 @@ class Schedule:
 
     def _lags(self, group: Group, unit: int, number: int) -> bool:
         """Whether an entry that the task touches is not fit for it yet; the unit then waits for it."""
-        if group.writes is not None and unit in self._staged[group.writes]:
-            self._waiting[group.writes][unit].append(unit)  # what is set aside must not be overwritten
-            return True
+        for written in (group.writes, group.prepares):
+            if written is not None and unit in self._staged[written]:
+                self._waiting[written][unit].append(unit)  # what is set aside must not be overwritten
+                return True
         if group.reads is None:
             return False
         table, needed = group.reads, self._needed(number)
@@ -472,18 +536,20 @@ class Schedule:
     def _end_round(self, unit: int, number: int) -> None:
         self._round[unit], self._place[unit] = number + 1, 0
         self.done[unit] = number + 1
-        self._at_least[number + 1] += 1
+        self._ended_by[number] += 1
+        self._through += number + 1 == len(self._rounds)
         part, interval = self._topology.units[unit].part, self._topology.units[unit].interval
         if self._bound[unit] and not self._same_epoch_follows(number):
             self._bound[unit] = False
             self._actions.append(Release(unit, number))
-        if self._rounds[number].trains and interval >= 0:
+        if interval >= 0:
             left = self._part_left.pop((part, number), self._part_size[part]) - 1
             if left:
                 self._part_left[part, number] = left
             else:
                 self._actions.append(Push(part, number))
-        if self._at_least[number + 1] == len(self.done):
+        if self._ended_by[number] == len(self.done):
+            del self._ended_by[number]
             self._local_done = number + 1
             for counts in (self._ended, self._arrived):
                 for key in [key for key in counts if key[0] < number]:
@@ -547,7 +613,7 @@ class Schedule:
     def _wake(self, table: int, entry: int) -> None:
         for unit in self._waiting[table].pop(entry, ()):
             number, place = self._round[unit], self._place[unit]
-            group = self._group(number, place)
+            group = self.group(number, place)
             if not self._lags(group, unit, number):
                 heappush(self._ready[group.resource], (number, place, unit))
 
@@ -577,7 +643,7 @@ class Schedule:
             self._advance(unit)
 
     def _past_barrier(self, number: int, place: int) -> bool:
-        kind, group = self._rounds[number].kind, self._group(number, place)
+        kind, group = self._rounds[number].kind, self.group(number, place)
         if place and self._ended[number, place - 1] < self._n_running[kind, place - 1]:
             return False
         if group.reads is None or not self._tables[group.reads].exchanged:
@@ -592,7 +658,7 @@ class Schedule:
         for resource, ready in self._ready.items():
             while ready and self._free[resource]:
                 number, place, unit = heappop(ready)
-                group = self._group(number, place)
+                group = self.group(number, place)
                 if not self._exact:
                     if self._lags(group, unit, number):
                         continue  # rows were set aside since it became ready

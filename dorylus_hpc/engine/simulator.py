@@ -325,6 +325,8 @@ class _Simulation:
             self.later(self.message_seconds(self.rng, server, -1), self.step)
 
     def push(self, action: Push) -> None:
+        if not self.cluster.rounds[action.round].trains:
+            return
         self.later(self.message_seconds(self.rng, 0, -1), lambda: self.collect(action.round))
 
     def collect(self, number: int) -> None:
@@ -439,7 +441,9 @@ class _Simulation:
                 return False
         if group.weights and unit not in self.weights[server]:
             return False
-        if group.writes is not None and unit in self.aside[server][group.writes]:
+        if any(
+            unit in self.aside[server][table] for table in (group.writes, group.prepares) if table is not None
+        ):
             return False
         if group.reads is None:
             return True

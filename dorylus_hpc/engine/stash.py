@@ -13,15 +13,20 @@ from collections.abc import Hashable
 class VersionStore:
     """The versions that one parameter server keeps.
 
+    Parameters
+    ----------
+    newest
+        The version to begin with; 0 are the initial weights.
+
     Attributes
     ----------
     newest : int
-        The last published version; 0 are the initial weights.
+        The last published version.
     """
 
-    def __init__(self) -> None:
-        self.newest = 0
-        self._users: dict[int, int] = {0: 0}
+    def __init__(self, newest: int = 0) -> None:
+        self.newest = newest
+        self._users: dict[int, int] = {newest: 0}
         self._bound: dict[Hashable, int] = {}
 
     @property
@@ -63,6 +68,16 @@ class VersionStore:
         self._bound[who] = self.newest
         self._users[self.newest] += 1
         return self.newest
+
+    def version_of(self, who: Hashable) -> int:
+        """Return the version that somebody is bound to.
+
+        Raises
+        ------
+        KeyError
+            Not bound.
+        """
+        return self._bound[who]
 
     def release(self, who: Hashable) -> tuple[int, ...]:
         """End a binding and return the versions that are not needed any more.

@@ -1,7 +1,7 @@
-"""A training run over all ranks, in an exact mode.
+"""A training run over all ranks.
 
-    rank 0 .. G-1   graph servers      pull weights -> forward, backward -> push partial gradients
-    rank G .. N-1   parameter servers  offer weights -> collect partials -> update -> publish
+    rank 0 .. G-1   graph servers      bind to weights -> forward, backward -> push gradients
+    rank G .. N-1   parameter servers  grant weights; add gradients -> update -> publish
 
 With no parameter servers every graph server also owns a share of the weights and does both. Rank 0 is
 always a graph server; it records the run (`recorder`).
@@ -18,19 +18,21 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from dorylus_hpc.comm.failure import together
-from dorylus_hpc.comm.reduce import gather_by_part
+from dorylus_hpc.comm.mailbox import Mailbox
 from dorylus_hpc.comm.roles import Placement, Roles, assign_roles
-from dorylus_hpc.comm.weights import WeightClient, WeightServer
+from dorylus_hpc.comm.waiting import wait_all
 from dorylus_hpc.config import TrainConfig
 from dorylus_hpc.engine.checkpoint import CHECKPOINT
 from dorylus_hpc.engine.executor import Executor
+from dorylus_hpc.engine.graph_server import GraphServer
 from dorylus_hpc.engine.loading import load_graph
 from dorylus_hpc.engine.model import build_optimizer, build_program, load_settings, resolve_intervals
 from dorylus_hpc.engine.recorder import Account, Recorder
+from dorylus_hpc.engine.registrar import Registrar
 from dorylus_hpc.engine.resources import peak_rss_bytes, threads_per_rank
-from dorylus_hpc.engine.runner import Runner
+from dorylus_hpc.engine.runner import DENSE, Experiment, Runner
 from dorylus_hpc.engine.schedule import Mode
-from dorylus_hpc.engine.weights import WeightService, WeightShard
+from dorylus_hpc.engine.weights import Service, Verdict, WeightServer, WeightShard
 from dorylus_hpc.errors import InputError
 from dorylus_hpc.graph.feature_norm import ColumnStatistics
 from dorylus_hpc.graph.manifest import Manifest, read_manifest
@@ -91,6 +93,7 @@ def train(comm: Intracomm, config: TrainConfig, folder: Path, *, progress: bool 
     started = time.perf_counter()
     roles = together(comm, lambda: assign_roles(comm, config.servers))
     manifest = together(comm, lambda: _checked_manifest(folder, roles))
+    together(comm, lambda: _check_goal(config, manifest, folder))
     program = build_program(
         config,
         n_features=manifest.features,
@@ -105,27 +108,42 @@ def train(comm: Intracomm, config: TrainConfig, folder: Path, *, progress: bool 
     )
     layout = plan_layout(program.params, len(roles.weight_ranks))
     plan = Plan(roles, config, manifest, program, layout, Placement(len(manifest.parts), roles.n_graph))
-    service = _weight_service(plan) if roles.owns_weights else None
     servers = cast("Intracomm", comm.Split(color=int(roles.is_graph_server), key=roles.rank))
     with ExitStack() as stack:
-        executor = stack.enter_context(Executor(config.threads))
-        graph_server = together(
-            comm,
-            lambda: GraphServer(servers, plan, folder, executor, service) if roles.is_graph_server else None,
+        executor = stack.enter_context(_executor(plan))
+        hosted = together(
+            comm, lambda: _host(servers, plan, folder, executor) if roles.is_graph_server else None
         )
+        mailbox = Mailbox(comm, plan.dtype)
+        service = _service(plan)
+        server = _weight_server(plan, mailbox, service) if roles.owns_weights else None
+        wait_all([comm.Ibarrier()])  # epochs begin everywhere at once
         account = Account(setup_seconds=time.perf_counter() - started)
         recorder = _recorder(plan, stack, progress=progress) if roles.rank == 0 else None
-        if graph_server is not None:
-            graph_server.run(account, recorder)
-        elif service is not None:
-            service.serve(config.epochs)
-        if service is not None:
-            account.task_seconds["WU"] = service.update_seconds
+        if hosted is not None:
+            registrar = None if recorder is None else _registrar(plan, recorder)
+            GraphServer(
+                hosted.runner,
+                mailbox,
+                service,
+                server,
+                config,
+                evaluates=not plan.evaluated_in_training,
+                registrar=registrar,
+            ).run(account)
+        elif server is not None:
+            _serve(plan, mailbox, server)
+        if server is not None:
+            account.task_seconds["WU"] = server.update_seconds
+            account.weight_versions = server.most_versions
         account.peak_rss_bytes = peak_rss_bytes()
+        mailbox.close()
+        if hosted is not None:
+            hosted.runner.close()
         accounts = comm.gather(account)
         outcome = None
-        if recorder is not None and accounts is not None and graph_server is not None:
-            outcome = recorder.finish(roles, accounts, graph_server.columns)
+        if recorder is not None and accounts is not None and hosted is not None:
+            outcome = recorder.finish(roles, accounts, hosted.columns)
         summary, weights = comm.bcast(outcome)
     servers.Free()  # not after a fault: the others may never come to do it too
     return TrainingResult(Path(config.run_dir), summary, weights)
@@ -137,6 +155,13 @@ def _checked_manifest(folder: Path, roles: Roles) -> Manifest:
     if manifest.train == 0:
         raise InputError(f"{folder}: no labelled training vertex: prepare the graph with a training set")
     return manifest
+
+
+def _check_goal(config: TrainConfig, manifest: Manifest, folder: Path) -> None:
+    for name in ("target_accuracy", "patience"):
+        if getattr(config, name) and not manifest.validation:
+            flag = "--" + name.replace("_", "-")
+            raise InputError(f"{flag} needs labelled validation vertices, and {folder} has none")
 
 
 def check_parts(manifest: Manifest, roles: Roles, folder: Path) -> None:
@@ -189,6 +214,11 @@ class Plan:
         """Of all arithmetic."""
         return np.dtype(self.config.dtype)
 
+    @property
+    def evaluated_in_training(self) -> bool:
+        """Whether the training forward is a valid evaluation of the weights before an epoch's update."""
+        return not self.program.differs_in_evaluation and self.config.mode != "async"
+
     def describe(self) -> str:
         """Return the run in words."""
         config, roles = self.config, self.roles
@@ -197,14 +227,102 @@ class Plan:
             f"{roles.n_graph} graph servers with {config.threads} threads each, {roles.n_parameter} "
             f"parameter servers; {len(self.manifest.parts)} parts, "
             f"{config.intervals} intervals a part, mode {config.mode}"
+            + (f", staleness {config.staleness}" if config.mode == "async" else "")
         )
 
 
-def _weight_service(plan: Plan) -> WeightService:
-    transport = WeightServer(plan.roles, plan.layout, plan.placement, plan.dtype)
+@dataclass(frozen=True, eq=False)
+class Hosted:
+    """What a graph server holds.
+
+    Attributes
+    ----------
+    runner
+        Of its parts.
+    columns
+        Feature statistics, if features were standardised.
+    """
+
+    runner: Runner
+    columns: ColumnStatistics | None
+
+
+def _executor(plan: Plan) -> Executor:
+    config = plan.config
+    parts = len(plan.placement.hosted(plan.roles.rank)) if plan.roles.is_graph_server else 1
+    # Workers far away are as many as could ever have a task.
+    others = {DENSE: 2 * parts * (config.intervals + 1)} if config.dense_delay else {}
+    return Executor(config.threads, others)
+
+
+def _host(servers: Intracomm, plan: Plan, folder: Path, executor: Executor) -> Hosted:
+    config = plan.config
+    graph = load_graph(servers, folder, plan.manifest, load_settings(config))
+    runner = Runner(
+        graph,
+        plan.program,
+        plan.layout,
+        executor,
+        dtype=plan.dtype,
+        mode=cast("Mode", config.mode),
+        intervals=config.intervals,
+        n_labelled=plan.manifest.train,
+        evaluates_beside=not plan.evaluated_in_training,
+        experiment=Experiment(config.dense_delay, config.straggler),
+    )
+    runner.counts_training = plan.evaluated_in_training
+    return Hosted(runner, graph.columns)
+
+
+def _service(plan: Plan) -> Service:
+    config, roles = plan.config, plan.roles
+    clients = tuple(range(roles.n_graph))
+
+    def readers(version: int) -> tuple[int, ...]:
+        if plan.evaluated_in_training:
+            return (0,)  # for the best weights alone
+        return clients if version % config.eval_every == 0 else ()
+
+    def judged(version: int) -> bool:
+        return bool((config.target_accuracy or config.patience) and readers(version))
+
+    return Service(
+        servers=tuple(roles.weight_ranks),
+        clients=clients,
+        layout=plan.layout,
+        n_parts=len(plan.manifest.parts),
+        n_intervals=sum(max(1, min(config.intervals, part.own)) for part in plan.manifest.parts),
+        epochs=config.epochs,
+        readers=readers,
+        judged=judged,
+    )
+
+
+def _weight_server(plan: Plan, mailbox: Mailbox, service: Service) -> WeightServer:
+    owner = service.servers.index(plan.roles.rank)
     initial = plan.layout.initial(plan.config.seed, plan.dtype)
-    shard = WeightShard(plan.layout, transport.owner, build_optimizer(plan.config), initial)
-    return WeightService(shard, transport)
+    shard = WeightShard(plan.layout, owner, build_optimizer(plan.config), initial)
+    return WeightServer(mailbox, service, shard)
+
+
+def _serve(plan: Plan, mailbox: Mailbox, server: WeightServer) -> None:
+    """Do what a parameter server does: its whole life."""
+    config = plan.config
+    asynchronous = config.mode == "async"
+    server.begin(exact=not asynchronous, at_once=asynchronous and config.weight_update == "interval")
+    mailbox.listen(server.handle, lambda: server.finished)
+    if server.outcome is Verdict.SWITCH and server.epochs < config.epochs:
+        server.begin(exact=True, at_once=False)
+        mailbox.listen(server.handle, lambda: server.finished)
+
+
+def _registrar(plan: Plan, recorder: Recorder) -> Registrar:
+    return Registrar(
+        recorder,
+        len(plan.manifest.parts),
+        from_training=plan.evaluated_in_training,
+        eval_every=plan.config.eval_every,
+    )
 
 
 def _recorder(plan: Plan, stack: ExitStack, *, progress: bool) -> Recorder:
@@ -215,99 +333,3 @@ def _recorder(plan: Plan, stack: ExitStack, *, progress: bool) -> Recorder:
     metrics = stack.enter_context(MetricsFile(Path(plan.config.run_dir) / "metrics.jsonl"))
     shown = stack.enter_context(Progress(plan.config.epochs, shown=progress))
     return Recorder(plan.config, plan.manifest, plan.layout, metrics, shown)
-
-
-class GraphServer:
-    """A graph server's life: its parts, its epochs.
-
-    Parameters
-    ----------
-    comm
-        The graph servers.
-    plan
-        Of the run.
-    folder
-        The prepared folder.
-    executor
-        Threads to run on.
-    service
-        The weights this rank owns, if it owns any.
-
-    Attributes
-    ----------
-    columns
-        Feature statistics, if features were standardised.
-    """
-
-    def __init__(
-        self, comm: Intracomm, plan: Plan, folder: Path, executor: Executor, service: WeightService | None
-    ) -> None:
-        graph = load_graph(comm, folder, plan.manifest, load_settings(plan.config))
-        self.columns: ColumnStatistics | None = graph.columns
-        self._comm, self._plan, self._service = comm, plan, service
-        self._runner = Runner(
-            graph,
-            plan.program,
-            plan.layout,
-            executor,
-            dtype=plan.dtype,
-            mode=cast("Mode", plan.config.mode),
-            intervals=plan.config.intervals,
-            n_labelled=plan.manifest.train,
-        )
-        self._client = WeightClient(plan.roles, plan.layout, plan.dtype)
-
-    def run(self, account: Account, recorder: Recorder | None) -> None:
-        """Run all epochs and the last evaluation, and fill in the account. Collective."""
-        for epoch in range(1, self._plan.config.epochs + 1):
-            start = time.perf_counter()
-            totals, flat = self._epoch(epoch)
-            account.epoch_seconds.append(time.perf_counter() - start)
-            if recorder is not None and totals is not None:
-                recorder.epoch(epoch, totals, flat, account.epoch_seconds[-1])
-        totals, flat = self._last_evaluation()
-        if recorder is not None and totals is not None:
-            recorder.last(totals, flat)
-        account.task_seconds = dict(self._runner.seconds)
-        account.sent_bytes = self._runner.sent_bytes
-        self._runner.close()
-
-    def _epoch(self, epoch: int) -> tuple[np.ndarray | None, np.ndarray]:
-        """Run one epoch; return (loss and correct counts, on rank 0) and the weights they belong to."""
-        runner, client = self._runner, self._client
-        if self._service is not None:
-            self._service.begin_epoch(epoch)
-        flat, waited = client.pull(epoch - 1)
-        weights = self._plan.layout.views(flat)
-        losses = runner.train(weights, epoch)
-        for part, gradient in runner.gradients.items():
-            client.push(epoch, part, gradient)
-        correct = self._correct(weights, epoch)
-        if self._service is not None:
-            self._service.end_epoch(epoch)
-        runner.seconds["wait"] += waited + client.flush()
-        return self._totals(np.column_stack([losses, correct])), flat
-
-    def _correct(self, weights: dict[str, np.ndarray], epoch: int) -> np.ndarray:
-        """Count right answers of the weights before this epoch's update; NaN if it is not their turn."""
-        if self._plan.program.differs_in_evaluation:
-            if (epoch - 1) % self._plan.config.eval_every:
-                return np.full((len(self._runner.gradients), 3), np.nan)
-            self._runner.evaluate(weights)
-        return self._runner.correct()
-
-    def _last_evaluation(self) -> tuple[np.ndarray | None, np.ndarray]:
-        """Evaluate the weights after the last update."""
-        epochs = self._plan.config.epochs
-        if self._service is not None:
-            self._service.begin_last(epochs)
-        flat, _ = self._client.pull(epochs)
-        self._runner.evaluate(self._plan.layout.views(flat))
-        if self._service is not None:
-            self._service.end_last()
-        return self._totals(self._runner.correct()), flat
-
-    def _totals(self, rows: np.ndarray) -> np.ndarray | None:
-        """Add one row a part, in the order of parts, on rank 0."""
-        table = gather_by_part(self._comm, self._plan.placement, rows)
-        return None if table is None else np.add.reduce(table, axis=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from dorylus_hpc.nn.program import Program, Stage
 
 GHOSTS = -1  # interval number of the rows of a part's ghosts
 KINDS = ("train", "evaluate", "setup")
+GRAPH = "cpu"  # the resource of gathers
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,9 @@ def wire(
     parts: Mapping[int, PartOperands],
     intervals: Mapping[int, Sequence[tuple[int, int]]],
     plans: Mapping[Direction, BlockPlan],
+    *,
+    peers: Sequence[int] = (),
+    dense: str = "cpu",
 ) -> Wiring:
     """Derive the wiring of one graph server.
 
@@ -68,6 +73,11 @@ def wire(
         Their intervals; an empty part has one, of no rows.
     plans
         Ghost blocks of each direction.
+    peers
+        The other graph servers.
+    dense
+        Resource of the dense stages. Where it is not that of the gathers, a gather and what follows it are
+        two tasks.
     """
     passes = {
         "train": program.training_groups(),
@@ -77,7 +87,7 @@ def wire(
     tables: list[Table] = []
     groups, stages, exchanged = {}, {}, {}
     for kind, fused in passes.items():
-        groups[kind], stages[kind] = _groups(fused, tables)
+        groups[kind], stages[kind] = _groups(fused, tables, dense)
         exchanged[kind] = tuple(
             {g.reads: None for g in groups[kind] if g.reads is not None and tables[g.reads].exchanged}
         )
@@ -102,6 +112,7 @@ def wire(
         blocks={way: len(known) for way, known in blocks.items()},
         ghost_reads=ghost_reads,
         sends=sends,
+        peers=tuple(peers),
     )
     return Wiring(
         tuple(tables), groups, stages, exchanged, topology, tuple(rows), blocks, Reads(topology, tables)
@@ -109,40 +120,62 @@ def wire(
 
 
 def _groups(
-    fused: Iterable[tuple[Stage, ...]], tables: list[Table]
+    fused: Iterable[tuple[Stage, ...]], tables: list[Table], dense: str
 ) -> tuple[tuple[Group, ...], tuple[tuple[Stage, ...], ...]]:
     """Turn fused stages into groups; the tables that they read and write are added to the list."""
     kept: list[tuple[Stage, ...]] = []
     reads: list[int | None] = []
-    exchange: Stage | None = None
+    exchanged = False
     for stages in fused:
         if stages[0].run is None:
-            exchange = stages[0]
+            exchanged = True
             continue
         table = None
-        if stages[0].kind in ("GA", "dGA"):
+        if _gathers(stages[0]) and (exchanged or (kept and kept[-1][-1].covers_ghosts)):
             way: Direction = "in" if stages[0].kind == "GA" else "out"
-            if exchange is not None:
-                table = Table(exchange.tensor, way, exchanged=True)
-            elif kept and kept[-1][-1].covers_ghosts:
-                table = Table(
-                    f"rows that {kept[-1][-1].kind}{kept[-1][-1].layer} wrote", way, exchanged=False
-                )
-        if table is not None and table not in tables:
-            tables.append(table)
-        kept.append(stages)
-        reads.append(None if table is None else tables.index(table))
-        exchange = None
-    groups = tuple(
-        Group(
-            name="+".join(f"{stage.kind}{stage.layer}" for stage in stages),
-            reads=reads[place],
-            writes=reads[place + 1] if place + 1 < len(kept) else None,
-            covers_ghosts=stages[0].covers_ghosts,
+            found = Table(stages[0].tensor, way, exchanged)
+            if found not in tables:
+                tables.append(found)
+            table = tables.index(found)
+        for piece in _by_place(stages) if dense != GRAPH else (stages,):
+            kept.append(piece)
+            reads.append(table)
+            table = None
+        exchanged = False
+    groups = []
+    for place, stages in enumerate(kept):
+        following = next((table for table in reads[place + 1 :] if table is not None), None)
+        completes = place + 1 < len(kept) and reads[place + 1] is not None
+        prepares = (
+            following is not None
+            and not completes
+            and any(stage.output == tables[following].name for stage in stages)
         )
-        for place, stages in enumerate(kept)
-    )
-    return groups, tuple(kept)
+        groups.append(
+            Group(
+                name="+".join(f"{stage.kind}{stage.layer}" for stage in stages),
+                resource=GRAPH if _on_server(stages[0]) else dense,
+                reads=reads[place],
+                writes=reads[place + 1] if completes else None,
+                prepares=following if prepares else None,
+                weights=any(stage.kind in ("AV", "dAV") and not stage.weightless for stage in stages),
+                covers_ghosts=stages[0].covers_ghosts,
+            )
+        )
+    return tuple(groups), tuple(kept)
+
+
+def _gathers(stage: Stage) -> bool:
+    return stage.kind in ("GA", "dGA")
+
+
+def _on_server(stage: Stage) -> bool:
+    return _gathers(stage) or stage.on_server
+
+
+def _by_place(stages: tuple[Stage, ...]) -> Iterable[tuple[Stage, ...]]:
+    """Cut fused stages where work goes from the graph server elsewhere, or back."""
+    return (tuple(piece) for _, piece in groupby(stages, _on_server))
 
 
 def _who_reads_whom(

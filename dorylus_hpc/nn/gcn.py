@@ -151,7 +151,7 @@ class _Layer:
             RowTensor(f"dH{i}", self.f_out, None if aggregate else "out", trains_only=True),
         ]
         if aggregate:
-            made.append(RowTensor(f"M{i}", self.f_in))
+            made.append(RowTensor(f"M{i}", self.f_in, constant=self.constant))
             if not self.first:
                 made.append(RowTensor(f"dM{i}", self.f_in, "out", trains_only=True))
         else:
@@ -162,24 +162,40 @@ class _Layer:
         return made
 
     def setup(self) -> tuple[Stage, ...]:
-        return (Stage("GA", 1, self.gather_features),) if self.constant else ()
+        return (Stage("GA", 1, self.gather_features, output="M1"),) if self.constant else ()
 
     def forward(self) -> list[Stage]:
         i = self.index
         stages = []
         if self.first and self.input_key.p:
-            stages.append(Stage("AV", i, self.drop_features, covers_ghosts=True, trains_only=True))
+            stages.append(
+                Stage(
+                    "AV",
+                    i,
+                    self.drop_features,
+                    covers_ghosts=True,
+                    trains_only=True,
+                    weightless=True,
+                    on_server=True,
+                )
+            )
         if self.aggregate_first:
             if not self.first:
                 stages.append(Stage("SC", i, tensor=f"H{i - 1}"))
             if not self.constant:
-                stages.append(Stage("GA", i, self.gather_features if self.first else self.gather_input))
+                if self.first:
+                    stages.append(Stage("GA", i, self.gather_features, tensor=FEATURES, output=f"M{i}"))
+                else:
+                    stages.append(Stage("GA", i, self.gather_input, tensor=f"H{i - 1}", output=f"M{i}"))
             stages.append(Stage("AV", i, self.transform_aggregate))
         else:
-            stages.append(Stage("AV", i, self.transform_input, covers_ghosts=self.first))
+            stages.append(
+                Stage("AV", i, self.transform_input, covers_ghosts=self.first, on_server=self.first)
+            )
             if not self.first:
                 stages.append(Stage("SC", i, tensor=f"Y{i}"))
-            stages.append(Stage("GA", i, self.gather_transformed))
+            stages.append(Stage("GA", i, self.gather_transformed, tensor=f"Y{i}", output=f"H{i}"))
+            stages.append(Stage("AV", i, self.activate))
         if self.last:
             stages.append(Stage("AV", i, self.loss, trains_only=True))
         return stages
@@ -190,12 +206,15 @@ class _Layer:
         if self.aggregate_first:
             stages.append(Stage("dAV", i, self.transform_aggregate_backward))
             if not self.first:
-                stages += [Stage("dSC", i, tensor=f"dM{i}"), Stage("dGA", i, self.gather_input_backward)]
+                stages += [
+                    Stage("dSC", i, tensor=f"dM{i}"),
+                    Stage("dGA", i, self.gather_input_backward, tensor=f"dM{i}", output=f"dH{i - 1}"),
+                ]
         else:
             stages += [
                 Stage("dSC", i, tensor=f"dH{i}"),
-                Stage("dGA", i, self.gather_transformed_backward),
-                Stage("dAV", i, self.transform_input_backward),
+                Stage("dGA", i, self.gather_transformed_backward, tensor=f"dH{i}", output=f"dY{i}"),
+                Stage("dAV", i, self.transform_input_backward, on_server=self.first),
             ]
         return stages
 
@@ -209,12 +228,12 @@ class _Layer:
         return task.tensors[FEATURES] if self.input_key.p and task.training else None
 
     def gather_features(self, task: Task) -> None:
-        dropped = self._features(task)
-        x = task.part.features.x if dropped is None else dropped  # type: ignore[union-attr]
+        drops = self.input_key.p and task.training
+        x = task.sources[FEATURES] if drops else task.part.features.x  # type: ignore[union-attr]
         task.part.in_edges.aggregate(x, task.tensors[f"M{self.index}"], task.rows)
 
     def gather_input(self, task: Task) -> None:
-        h, m = task.tensors[f"H{self.index - 1}"], task.tensors[f"M{self.index}"]
+        h, m = task.sources[f"H{self.index - 1}"], task.tensors[f"M{self.index}"]
         task.part.in_edges.aggregate(h, m, task.rows)
 
     def transform_input(self, task: Task) -> None:
@@ -225,17 +244,16 @@ class _Layer:
             apply_vertex(task.block(f"H{self.index - 1}"), w, out=task.block(f"Y{self.index}"))
 
     def gather_transformed(self, task: Task) -> None:
-        y, h = task.tensors[f"Y{self.index}"], task.tensors[f"H{self.index}"]
+        y, h = task.sources[f"Y{self.index}"], task.tensors[f"H{self.index}"]
         task.part.in_edges.aggregate(y, h, task.rows)
-        self._activate(task)
 
     def transform_aggregate(self, task: Task) -> None:
         apply_vertex(
             task.block(f"M{self.index}"), task.weights[f"W{self.index}"], out=task.block(f"H{self.index}")
         )
-        self._activate(task)
+        self.activate(task)
 
-    def _activate(self, task: Task) -> None:
+    def activate(self, task: Task) -> None:
         h, bias = task.block(f"H{self.index}"), task.weights[f"b{self.index}"]
         if self.last:
             np.add(h, bias, out=h)
@@ -285,11 +303,11 @@ class _Layer:
         )
 
     def gather_input_backward(self, task: Task) -> None:
-        d_m, d_h = task.tensors[f"dM{self.index}"], task.tensors[f"dH{self.index - 1}"]
+        d_m, d_h = task.sources[f"dM{self.index}"], task.tensors[f"dH{self.index - 1}"]
         task.part.out_edges.aggregate(d_m, d_h, task.rows)
 
     def gather_transformed_backward(self, task: Task) -> None:
-        d_h, d_y = task.tensors[f"dH{self.index}"], task.tensors[f"dY{self.index}"]
+        d_h, d_y = task.sources[f"dH{self.index}"], task.tensors[f"dY{self.index}"]
         task.part.out_edges.aggregate(d_h, d_y, task.rows)
 
     def transform_input_backward(self, task: Task) -> None:

@@ -46,12 +46,15 @@ class RowTensor:
         Which ghosts' rows follow the own rows: those of the in-edges, of the out-edges, or none.
     trains_only
         Not needed for a forward without a backward.
+    constant
+        Written once, before the first epoch.
     """
 
     name: str
     width: int
     ghosts: Ghosts | None = None
     trains_only: bool = False
+    constant: bool = False
 
 
 @dataclass
@@ -66,7 +69,10 @@ class Task:
         (start, stop): the interval, in local rows. For a stage that also covers ghosts it may lie
         among the ghosts.
     tensors
-        The part's row tensors, whole, by name.
+        The part's row tensors, whole, by name: what this interval has written, and where it writes.
+    sources
+        The same as gathers may read them: rows of all intervals and of ghosts. The same arrays, but in
+        the asynchronous mode, where rows are put there when no gather reads.
     weights
         The weight version this interval is bound to, by name.
     gradients
@@ -84,6 +90,7 @@ class Task:
     part: PartOperands
     rows: tuple[int, int]
     tensors: dict[str, np.ndarray]
+    sources: dict[str, np.ndarray]
     weights: dict[str, np.ndarray]
     gradients: dict[str, np.ndarray]
     epoch: int
@@ -110,19 +117,30 @@ class Stage:
     run
         The work on one interval; None for SC and dSC, which the engine does itself.
     tensor
-        For SC and dSC: the row tensor whose ghost rows are wanted.
+        For SC and dSC: the row tensor whose ghost rows are wanted. For GA and dGA: the one that is gathered,
+        empty where it never changes.
+    output
+        For GA and dGA: the row tensor whose rows of the interval are written.
     covers_ghosts
         The stage also runs on the rows of ghosts (of in-edges), from inputs that are already here.
     trains_only
         The stage is left out of an evaluation.
+    weightless
+        A dense stage without weights: it need not wait for them.
+    on_server
+        A dense stage that stays where the graph is, even if others run elsewhere: it reads features, which
+        are large and never change.
     """
 
     kind: Kind
     layer: int
     run: Callable[[Task], None] | None = None
     tensor: str = ""
+    output: str = ""
     covers_ghosts: bool = False
     trains_only: bool = False
+    weightless: bool = False
+    on_server: bool = False
 
 
 @dataclass(frozen=True)

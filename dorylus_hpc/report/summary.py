@@ -44,6 +44,8 @@ def build_summary(
     task_seconds: Mapping[str, float],
     peak_rss_bytes: Sequence[int],
     ghost_bytes_per_epoch: int,
+    staleness: Mapping[str, int],
+    weight_versions: int,
     weights_sha256: str,
 ) -> dict[str, Any]:
     """Return the summary of a run.
@@ -64,6 +66,10 @@ def build_summary(
         By rank.
     ghost_bytes_per_epoch
         Sent by all ranks for training, evaluation not counted.
+    staleness
+        Bound, largest start lead and largest age of rows read.
+    weight_versions
+        The most versions of the weights that a rank kept at a time.
     weights_sha256
         Of the last weights.
 
@@ -97,7 +103,8 @@ def build_summary(
         "task_seconds": {kind: task_seconds.get(kind, 0.0) for kind in TASK_KINDS},
         "peak_rss_bytes": list(peak_rss_bytes),
         "ghost_bytes_per_epoch": ghost_bytes_per_epoch,
-        "staleness": {"bound": 0, "max_lead": 0, "max_read_age": 0},
+        "staleness": dict(staleness),
+        "weight_versions": weight_versions,
         "weights_sha256": weights_sha256,
         "lambda": dict.fromkeys(_LAMBDA, 0),
         "cost": dict.fromkeys(_COST),

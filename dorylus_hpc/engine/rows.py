@@ -1,0 +1,99 @@
+"""The row tensors of the hosted parts: what tasks write, and what gathers read.
+
+In exact modes these are the same arrays. In the asynchronous mode an interval may write rows of the next
+epoch while others still gather those of this one: it writes into arrays of its own, and its rows are
+copied to the shared ones when no gather reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from cython_kernels.layout import empty
+from dorylus_hpc.nn.gcn import FEATURES
+from dorylus_hpc.nn.operands import PartOperands
+from dorylus_hpc.nn.program import Program, RowTensor
+
+Arrays = dict[int, dict[str, np.ndarray]]  # by part and name
+
+
+class RowTensors:
+    """Row tensors of one line.
+
+    Attributes
+    ----------
+    own
+        Where tasks write, by part and name.
+    shared
+        Where gathers read, by part and name.
+    """
+
+    def __init__(self, own: Arrays, shared: Arrays) -> None:
+        self.own, self.shared = own, shared
+
+    def show(self, part: int, name: str, rows: tuple[int, int]) -> None:
+        """Copy rows from where they were written to where they are read."""
+        self.shared[part][name][rows[0] : rows[1]] = self.own[part][name][rows[0] : rows[1]]
+
+    def unite(self) -> None:
+        """Write from now on where gathers read."""
+        for part, arrays in self.shared.items():
+            self.own[part].update(arrays)
+
+
+def allocate(
+    program: Program,
+    parts: Mapping[int, PartOperands],
+    dtype: np.dtype,
+    *,
+    trains: bool,
+    apart: Iterable[str] = (),
+    constants: RowTensors | None = None,
+) -> RowTensors:
+    """Make the row tensors of the hosted parts, zero.
+
+    Parameters
+    ----------
+    program
+        Which there are.
+    parts
+        The hosted parts.
+    dtype
+        Of all arithmetic.
+    trains
+        False leaves out those that only a backward needs.
+    apart
+        Tensors that are written apart from where they are read.
+    constants
+        Take tensors that never change from these.
+    """
+    shared: Arrays = {}
+    for index, part in parts.items():
+        shared[index] = {}
+        for name, tensor in program.tensors.items():
+            if tensor.trains_only and not trains:
+                continue
+            if tensor.constant and constants is not None:
+                shared[index][name] = constants.shared[index][name]
+            else:
+                shared[index][name] = _zeros((_n_rows(part, tensor), tensor.width), dtype)
+        if trains and program.drops_input:
+            shared[index][FEATURES] = part.features.buffer()
+    own = {
+        index: {**arrays, **{name: np.zeros_like(arrays[name]) for name in apart}}
+        for index, arrays in shared.items()
+    }
+    return RowTensors(own, shared)
+
+
+def _n_rows(part: PartOperands, tensor: RowTensor) -> int:
+    return part.n_own + {None: 0, "in": part.n_in_ghosts, "out": part.n_out_ghosts}[tensor.ghosts]
+
+
+def _zeros(shape: tuple[int, int], dtype: np.dtype) -> np.ndarray:
+    """Make zeros that begin at a cache line, so that vectors of the kernels do not straddle two."""
+    array = empty(shape, dtype)
+    array[...] = 0
+    return array
