@@ -6,21 +6,33 @@ Correctness comes first: every candidate, ours and the peers', must agree with `
 small awkward graph and again on the input that is measured; exit status 1 if one does not. Candidates take
 turns, all of them in every round, so that a busy moment of the machine falls on all alike.
 
-PyTorch and DGL take part where they can be imported. DGL wants an environment of its own (Python 3.11), with
-this clone on PYTHONPATH and built in place (``python setup.py build_ext --inplace``):
+PyTorch and DGL take part where they can be imported. DGL wants an environment of its own (Python 3.11), in
+which the package itself can't be installed (it wants NumPy 2); in the folder of the clone it need not be. The
+kernels must be built there for that Python, for which a C++ compiler, setuptools and Cython are enough. Where
+`pip install -e .` or mpirun.sh has built them with the same version of Python, leave the building out:
 
     python3.11 -m venv peers
     peers/bin/pip install torch==2.2.1 dgl==2.1.0 'numpy<2' torchdata==0.7.1 pandas pydantic pyyaml \
         'scipy<1.14' threadpoolctl matplotlib
+    peers/bin/pip install 'setuptools>=77' 'cython>=3.1,<4'
+    peers/bin/python setup.py build_ext --inplace
+    peers/bin/python -m bench.kernels
 
 How to read the table:
 
+- A row is one candidate with one number of threads. Graph "none" is no graph: these kernels pass over rows.
 - GFLOP/s counts a multiplication and an addition an entry and column, whether or not there are weights.
 - GB/s are the bytes of the rows that entries name (passes: of all arrays), from wherever they come; "of
   limit" holds them against the random-row bandwidth of the main memory (passes: the sequential one). Rows
   that are found in a cache cost less: more than 100 % is no mistake.
-- "auto" is what a user gets; "auto, new" makes its result anew, as peers do. In "tiles" the copy into tiles
-  counts, in "Tiles" it was made before. "x peer" is how many times faster than the fastest peer.
+- "scaling" is how many times faster than the same candidate with the least number of threads.
+- "auto" is what a user gets, with the layout that `choose_layout` picks ([rows] or [tiles] at the end of a
+  line of gather_sum); "auto, new" makes its result anew, as peers do. "rows" and "tiles" force a layout of
+  the same row-major features: in "tiles" the copy into tiles counts. In "Tiles" the features are `Tiles`,
+  made before; in "bf16 ..." they are stored as bfloat16.
+- "x peer" is how many times faster than the fastest peer with as many threads; SciPy and NumPy use one thread
+  whatever they are given. So the geometric mean at the end compares "auto" with the most threads with peers
+  that use as many, or one.
 """
 
 from __future__ import annotations
@@ -39,8 +51,9 @@ from bench import attention, cases, graphs, machine, passes
 from bench.cases import MAIN, Candidate, Case, Inputs
 from bench.checking import WrongResult
 from bench.peers import NAMES, Peers
-from bench.table import HEAD, line_of, plot, verdict
+from bench.table import HEAD, PLOTTED, line_of, plot, unplottable, verdict
 
+READING = "How to read the table:" + (__doc__ or "").partition("How to read the table:")[2]
 BUILDERS = cases.KERNELS | passes.PASSES | attention.KERNELS
 WIDTHS = [16, 32, 64, 128, 256, 602]
 SMALL_WIDTH = 21  # of the first check: a tile and a piece of one
@@ -52,12 +65,17 @@ PAUSE = 0.002  # seconds, in which waiting threads of the candidate before fall 
 QUICK = {"graphs": ["uniform", "rmat"], "widths": [64], "repeats": 3, "seconds": 1.0, "scale": 0.1}
 
 
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Defaults at the options; what stands around them as it is."""
+
+
 def parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.kernels",
         description="Speed of the kernels, beside their peers and the machine's own limits.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        epilog=READING,
+        formatter_class=HelpFormatter,
     )
     add, all_graphs, all_threads = parser.add_argument, list(graphs.GENERATED), sorted({1, machine.cores()})
     add("--graphs", nargs="+", metavar="NAME", default=all_graphs, help="generated, or of --data-dir")
@@ -70,7 +88,7 @@ def parser() -> argparse.ArgumentParser:
     add("--seconds", type=float, default=30.0, help=f"a case; fewer rounds then, but at least {FEWEST}")
     add("--quick", action="store_true", help="small graphs, few widths and rounds: under a minute")
     add("--scale", type=float, default=1.0, help=argparse.SUPPRESS)  # of vertices and entries
-    add("--plot", type=Path, metavar="FILE", help="PNG of the gathers; needs matplotlib")
+    add("--plot", type=Path, metavar="FILE", help=f"picture of {PLOTTED}; needs matplotlib")
     default = machine.RESULTS / "kernels.json"
     add("-o", "--output", type=Path, default=default, metavar="FILE", help="for the results")
     return parser
@@ -92,6 +110,17 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     if min(*options.widths, *options.threads, options.repeats) < 1 or options.scale <= 0:
         accepting.error("--widths, --threads and --repeats must be at least 1")
     return options
+
+
+def refusal(options: argparse.Namespace) -> str | None:
+    """Say what would lose the results at the end; None if nothing would."""
+    if problem := machine.unwritable(options.output):
+        return problem
+    if not options.plot:
+        return None
+    if PLOTTED not in options.kernels:
+        return f"--plot draws {PLOTTED}, which is not among --kernels"
+    return unplottable(options.plot) or machine.unwritable(options.plot)
 
 
 # ---- correctness ----
@@ -284,12 +313,15 @@ def run(options: argparse.Namespace, peers: Peers) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark; 1 if a result is wrong."""
+    """Run the benchmark; 1 if a result is wrong, 2 if the results could not be written."""
     options = parse(argv)
     if argv is None and "OMP_WAIT_POLICY" not in os.environ:
         # Each library has OpenMP threads of its own, and those of the last one would spin beside the next.
         again = [sys.executable, "-m", "bench.kernels", *sys.argv[1:]]
         os.execve(sys.executable, again, os.environ | {"OMP_WAIT_POLICY": "passive"})
+    if problem := refusal(options):
+        print(f"bench.kernels: {problem}", file=sys.stderr)
+        return 2
     try:
         results = run(options, Peers(options.peers))
     except WrongResult as error:

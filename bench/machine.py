@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -77,6 +78,21 @@ def warnings() -> list[str]:
             "disturb less with OMP_WAIT_POLICY=passive"
         )
     return found
+
+
+def unwritable(path: Path) -> str | None:
+    """Say why no file can be written there; None if one can. Makes the folder, as `write_results` does."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        return f"cannot write {path}: {error.strerror or error}"
+    if path.is_dir():
+        return f"cannot write {path}: it is a folder"
+    if path.exists() and not os.access(path, os.W_OK):
+        return f"cannot write {path}: it is there and read-only"
+    return None
 
 
 def write_results(path: Path, results: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ COLUMNS = (
     ("graph", 17), ("kernel", 21), ("width", 5), ("candidate", 12), ("thr", 3), ("median ms", 9),
     ("min ms", 9), ("rate", 15), ("GB/s", 7), ("of limit", 8), ("scaling", 7), ("x peer", 0),
 )  # fmt: skip
+PLOTTED = "gather_sum"
 LEFT = {"graph", "kernel", "candidate", "x peer"}
 
 
@@ -67,7 +68,8 @@ def verdict(results: Sequence[dict[str, Any]]) -> list[str]:
     ratios = [row["times_fastest_peer"] for row in compared]
     by_least = statistics.geometric_mean(row["times_fastest_peer_by_min"] for row in compared)
     lines = [
-        f"{MAIN} against the fastest peer, {most} threads, {len(compared)} cases: "
+        f"{MAIN} with {most} threads against the fastest peer with its own number of them "
+        f"({' and '.join(SINGLE)}: 1, others: {most}), {len(compared)} cases: "
         f"geometric mean {statistics.geometric_mean(ratios):.2f} ({by_least:.2f} by least times), "
         f"least {min(ratios):.2f}, greatest {max(ratios):.2f}; slower in {len(slower)}"
     ]
@@ -78,20 +80,26 @@ def verdict(results: Sequence[dict[str, Any]]) -> list[str]:
     ]
 
 
+def unplottable(path: Path) -> str | None:
+    """Say why no picture can be drawn into such a file; None if one can."""
+    try:
+        from matplotlib.backend_bases import FigureCanvasBase
+    except ImportError as error:
+        return f"--plot needs matplotlib (pip install -e '.[bench]', or pip install matplotlib): {error}"
+    known = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix.removeprefix(".") not in known:
+        return f"cannot draw {path}: known endings are {', '.join(sorted(known))}"
+    return None
+
+
 def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
     """Draw the rate of the plain sum over the width, for each graph, at the most threads."""
-    try:
-        import matplotlib
-    except ImportError:
-        print(f"no {path}: matplotlib is not installed")
-        return
+    import matplotlib
+
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    shown = [row for row in results if row["kernel"] == "gather_sum"]
-    if not shown:
-        print(f"no {path}: it shows gather_sum, which was not measured")
-        return
+    shown = [row for row in results if row["kernel"] == PLOTTED]
     most = max(row["threads"] for row in shown)
     shown = [row for row in shown if row["threads"] == most or row["candidate"] in SINGLE]
     names = list(dict.fromkeys(row["graph"] for row in shown))

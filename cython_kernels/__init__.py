@@ -4,9 +4,26 @@ Each public function is a checked door before a typed loop that checks nothing, 
 uses OpenMP. Arrays are C-contiguous; floating arrays of one call share one dtype, float32 or float64.
 Features may be stored in bfloat16 and in tiles of columns. Each kernel has a slow twin of the same name
 and arguments in `cython_kernels.reference`.
+
+Beside what is listed here, `cython_kernels.ordering` has orders of the vertices (`community_order`),
+`cython_kernels.layout` makes arrays that begin at a cache line (`empty`, `empty_tiles`), and
+`cython_kernels.dispatch` tells and forces the instruction set (`using`).
 """
 
-from ._build import build_info
+import os
+
+try:
+    from ._build import build_info
+except ModuleNotFoundError as error:
+    if error.name != f"{__name__}._build":
+        raise
+    # A source folder in the current folder hides an installed package.
+    _clone = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    raise ImportError(
+        f"the compiled modules of cython_kernels are missing in {_clone}: run `pip install -e .` there, "
+        "or start Python in another folder if the package is installed elsewhere"
+    ) from None
+
 from .activation import bias_relu_dropout, relu_dropout_backward
 from .aggregate import check_csr, gather, gather_adjoint, gather_max, gather_max_adjoint
 from .bfloat16 import from_bfloat16, to_bfloat16

@@ -11,7 +11,7 @@ import numpy as np
 from . import _activation, checks, dispatch, matrices
 from .checks import FloatArray, IntArray
 from .dropout_masks import mask_key
-from .matrices import Matrix
+from .matrices import Matrix, Result
 
 
 def bias_relu_dropout(
@@ -27,7 +27,7 @@ def bias_relu_dropout(
     row_scale: FloatArray | None = None,
     out: Matrix | None = None,
     num_threads: int = 1,
-) -> Matrix:
+) -> Result:
     """Add a bias, apply relu, then dropout, then a scale: ``row_scale * dropout(relu(z + bias))``.
 
     A NaN that is kept stays a NaN: relu does not hide it. O(n f) time; every value is read once.
@@ -63,6 +63,10 @@ def bias_relu_dropout(
     ------
     TypeError, ValueError
         An argument of another type, shape, layout or range than above.
+
+    Notes
+    -----
+    Masks and their source: `cython_kernels.dropout_masks`.
     """
     checks.array("z", z, checks.FLOATS, (None, None))
     key = mask_key(p, seed, epoch, layer)
@@ -91,7 +95,7 @@ def relu_dropout_backward(
     row_scale: FloatArray | None = None,
     out: Matrix | None = None,
     num_threads: int = 1,
-) -> Matrix:
+) -> Result:
     """Pass a gradient back: ``row_scale * d_out / (1 - p)`` where `activated` > 0, else 0.
 
     A value that was dropped and one that relu cut are both 0 in `activated`, so no mask is needed. O(n f)

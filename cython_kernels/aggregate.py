@@ -25,13 +25,15 @@ from . import _aggregate, checks, dispatch, matrices
 from .bfloat16 import sum_dtype
 from .checks import FloatArray, IntArray
 from .layout import LAYOUTS, Tiles, choose_layout, empty, last_level_cache, tile_columns
-from .matrices import Matrix
+from .matrices import Matrix, Result
 
 MAX_COLUMNS = 2**31  # indices are int32
 
 
 def check_csr(indptr: IntArray, indices: IntArray, data: FloatArray | None = None, *, n_cols: int) -> None:
     """Check a CSR matrix through and through, once, so that kernels may be called with ``validate=False``.
+
+    O(n_rows + nnz) time in one thread, O(n_rows) memory.
 
     Parameters
     ----------
@@ -75,8 +77,8 @@ def gather(
     layout: str = "auto",
     num_threads: int = 1,
     validate: bool = True,
-) -> Matrix:
-    """Sum the rows of `x` that each row of a CSR matrix names (formula at the top of this module).
+) -> Result:
+    """Sum the rows of `x` that each row of a CSR matrix names (formula in `cython_kernels.aggregate`).
 
     O(nnz f) time. A row with many entries (`hub_degree`) is summed in pieces of that many, which
     threads share; the others are cut among the threads by their entries, not by their number.
@@ -113,7 +115,8 @@ def gather(
     num_threads
         Threads over pieces of the rows.
     validate
-        False skips the check of every entry, for a matrix that passed `check_csr` before.
+        False skips the check of every entry, for a matrix that passed `check_csr` before. The check runs in
+        one thread: over few columns, with many threads, it takes longer than the sum.
 
     Returns
     -------
@@ -125,6 +128,10 @@ def gather(
     TypeError, ValueError
         An argument of another type, shape or layout than above, or an index out of range.
 
+    Notes
+    -----
+    The GCN layer that scales and self weight stand for: T. N. Kipf, M. Welling, "Semi-supervised
+    classification with graph convolutional networks", ICLR 2017, eq. 2.
     """
     n_cols, columns = _check_features("x", x)
     dtype = sum_dtype(x.dtype)
@@ -168,8 +175,9 @@ def gather_max(
 ) -> FloatArray:
     """Take the largest value of each column over the sources that each row names.
 
-    O(nnz f) time. The pooling aggregator of GraphSAGE (Hamilton, Ying, Leskovec, "Inductive
-    representation learning on large graphs", NeurIPS 2017, eq. 3).
+    O(nnz f) time. A row is one thread's, however long: more threads do not help where one row has most of
+    the entries. The pooling aggregator of GraphSAGE (Hamilton, Ying, Leskovec, "Inductive representation
+    learning on large graphs", NeurIPS 2017, eq. 3).
 
     Parameters
     ----------
@@ -227,7 +235,10 @@ def gather_max_adjoint(
     num_threads: int = 1,
     validate: bool = True,
 ) -> FloatArray:
-    """Give each gradient to the source that its value came from. O(n_rows f) time: no edge is read.
+    """Give each gradient to the source that its value came from.
+
+    O((n_rows + n_sources) f) time: no edge is read. Threads split the columns, in strips of about 16: no
+    more than ceil(f / 16) of them have work, and with up to 16 columns more than one thread does not help.
 
     Parameters
     ----------
@@ -236,7 +247,7 @@ def gather_max_adjoint(
     d_out
         float32 or float64 [n_rows, f]: the gradient of the result of `gather_max`.
     d_x
-        [n_sources, f], apart from the inputs; made if None.
+        [n_sources, f] of the dtype of `d_out`, apart from the inputs; made if None.
     n_sources
         Number of rows of `x`.
     accumulate
@@ -244,7 +255,7 @@ def gather_max_adjoint(
     rows
         (start, stop): only these rows of `d_out` contribute. None: all.
     num_threads
-        Threads over strips of columns.
+        Threads over strips of columns, at most ceil(f / 16) of them.
     validate
         False skips the check of every source.
 
@@ -297,23 +308,27 @@ def gather_adjoint(
 ) -> FloatArray:
     """Apply the transpose of `gather` over the same CSR matrix: the gradient of `x` from that of `out`.
 
-    Every entry adds to the row of its source, in the order of rows and entries. Threads split the
-    columns and so never meet. Where the transposed matrix is at hand, `gather` over that one is faster.
+    O((nnz + n_rows + n_sources) f) time. Every entry adds to the row of its source, in the order of rows and
+    entries. Threads split the columns and so never meet, in strips of about 16: no more than ceil(f / 16) of
+    them have work, and with up to 16 columns more than one thread does not help. Where the transposed matrix
+    is at hand, `gather` over that one is faster (`transpose_csr` makes it, and tells how scales carry over).
 
     Parameters
     ----------
-    indptr, indices, data, row_scale, source_scale, self_weight, mean, num_threads, validate
+    indptr, indices, data, row_scale, source_scale, self_weight, mean, validate
         As they were given to `gather`; n_cols is `n_sources`.
     d_out
         float32 or float64 [n_rows, f].
     d_x
-        [n_sources, f], apart from every input; made if None.
+        [n_sources, f] of the dtype of `d_out`, apart from every input; made if None.
     n_sources
         Number of rows of `x`.
     accumulate
         Add to `d_x`, which must then be given, instead of overwriting all of it.
     rows
         (start, stop): only these rows of `d_out` contribute. None: all.
+    num_threads
+        Threads over strips of columns, at most ceil(f / 16) of them.
 
     Returns
     -------

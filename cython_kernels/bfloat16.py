@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _aggregate, checks, dispatch
-from .checks import FloatArray, IntArray
+from .checks import Bfloat16Array, FloatArray, IntArray
 from .layout import empty
 
 
@@ -21,8 +21,8 @@ def sum_dtype(stored: npt.DTypeLike) -> np.dtype[Any]:
     return np.dtype(np.float32) if np.dtype(stored) == np.uint16 else np.dtype(stored)
 
 
-def to_bfloat16(x: FloatArray, out: IntArray | None = None, *, num_threads: int = 1) -> IntArray:
-    """Round float32 to bfloat16: to nearest, ties to even; a NaN stays one.
+def to_bfloat16(x: FloatArray, out: Bfloat16Array | None = None, *, num_threads: int = 1) -> Bfloat16Array:
+    """Round float32 to bfloat16: to nearest, ties to even; a NaN stays one. O(size) time.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ def to_bfloat16(x: FloatArray, out: IntArray | None = None, *, num_threads: int 
 
 
 def from_bfloat16(x: IntArray, out: FloatArray | None = None, *, num_threads: int = 1) -> FloatArray:
-    """Widen bfloat16 to float32, exactly.
+    """Widen bfloat16 to float32, exactly. O(size) time.
 
     Parameters
     ----------

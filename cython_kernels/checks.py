@@ -14,6 +14,8 @@ import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.floating[Any]]
 IntArray = npt.NDArray[np.integer[Any]]
+Bfloat16Array = npt.NDArray[np.uint16]  # the bits
+StoredArray = npt.NDArray[np.floating[Any] | np.uint16]  # what features and messages may be stored in
 
 FLOATS = ("float32", "float64")
 MOST_THREADS = 64  # unless there are more cores: a thread that the system refuses ends the process

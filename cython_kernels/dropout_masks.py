@@ -1,14 +1,22 @@
 """Dropout whose masks belong to vertices, not to whoever computes them.
 
 A counter-based generator (Philox4x32-10: Salmon et al., "Parallel random numbers: as easy as 1, 2,
-3", SC 2011) turns (seed, layer, epoch, vertex, column) into a word::
+3", SC 2011) turns (seed, layer, epoch, vertex, column) into a word of 32 bits::
 
-    key     = splitmix64 of (seed, layer), 2 words
+    key     = mix(mix(seed) + 0x9E3779B97F4A7C15 * (layer + 1)), its low word first
     counter = (column // 4, epoch, low word of gid, high word of gid)
     word    = output number column % 4
 
-and the value is kept iff word >= round(p * 2**32). The same vertex gets the same mask in any part,
-interval, order, dtype and storage (dense or CSR), and a mask is made again rather than stored.
+where all arithmetic is modulo 2**64 and mix is the finaliser of splitmix64 (Steele, Lea, Flood, "Fast
+splittable pseudorandom number generators", OOPSLA 2014; `mix64` below)::
+
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB
+    mix(z) = z ^ (z >> 31)
+
+A value is kept iff word >= round(p * 2**32), and then multiplied by 1/(1 - p). The same vertex gets the same
+mask in any part, interval, order, dtype and storage (dense or CSR), and a mask is made again rather than
+stored.
 """
 
 from __future__ import annotations
@@ -19,7 +27,7 @@ import numpy as np
 
 from . import _activation, _dropout_masks, checks, dispatch, matrices
 from .checks import FloatArray, IntArray
-from .matrices import Matrix
+from .matrices import Matrix, Result
 
 GOLDEN = 0x9E3779B97F4A7C15  # splitmix64's step
 
@@ -71,6 +79,11 @@ def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tupl
     ------
     TypeError, ValueError
         A word is no integer, or out of range; another number of words.
+
+    Notes
+    -----
+    J. K. Salmon, M. A. Moraes, R. O. Dror, D. E. Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC
+    2011. `cython_kernels.dropout_masks` tells which counters and keys the masks come from.
     """
     if len(counter) != 4 or len(key) != 2:
         raise ValueError(f"a counter has 4 words and a key 2, got {len(counter)} and {len(key)}")
@@ -88,7 +101,7 @@ def dropout(
     layer: int,
     out: Matrix | None = None,
     num_threads: int = 1,
-) -> Matrix:
+) -> Result:
     """Drop values with probability `p` and multiply the kept ones by 1/(1 - p).
 
     Applied to a gradient with the same arguments it is its own adjoint. O(n f) time. With a scale per
@@ -119,6 +132,12 @@ def dropout(
     ------
     TypeError, ValueError
         An argument of another type, shape, layout or range than above.
+
+    Notes
+    -----
+    N. Srivastava, G. Hinton, A. Krizhevsky, I. Sutskever, R. Salakhutdinov, "Dropout: a simple way to prevent
+    neural networks from overfitting", JMLR 15, 2014. The masks come from Philox4x32-10 (Salmon et al., SC
+    2011), as `cython_kernels.dropout_masks` tells.
     """
     checks.array("x", x, checks.FLOATS, (None, None))
     checks.array("gids", gids, "int64", (x.shape[0],))
@@ -155,6 +174,10 @@ def dropout_csr(
 ) -> FloatArray:
     """Drop stored values of a CSR matrix: the same mask as `dropout` at (vertex, column).
 
+    O(nnz + n) time, with one block of the generator for each entry, as columns may be far apart. A row is one
+    thread's, and threads have equal numbers of rows: more of them do not help where a few rows next to each
+    other have most of the entries.
+
     Parameters
     ----------
     indptr, indices, data
@@ -162,7 +185,8 @@ def dropout_csr(
     gids, p, seed, epoch, layer, num_threads
         As in `dropout`.
     out
-        [nnz]: `data` itself, or apart from the inputs; made if None. Dropped entries are stored zeros.
+        [nnz] of the dtype of `data`: `data` itself, or apart from the inputs; made if None. Dropped entries
+        are stored zeros.
     validate
         False skips the check of every entry.
 
@@ -175,6 +199,12 @@ def dropout_csr(
     ------
     TypeError, ValueError
         An argument of another type, shape, layout or range than above.
+
+    Notes
+    -----
+    N. Srivastava, G. Hinton, A. Krizhevsky, I. Sutskever, R. Salakhutdinov, "Dropout: a simple way to prevent
+    neural networks from overfitting", JMLR 15, 2014. The masks come from Philox4x32-10 (Salmon et al., SC
+    2011), as `cython_kernels.dropout_masks` tells.
     """
     n_rows = checks.csr_layout(indptr, indices)
     checks.array("data", data, checks.FLOATS, indices.shape)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _locality, checks
-from .checks import FloatArray, IntArray
+from .checks import IntArray, StoredArray
 
 LINE = 64  # bytes of a cache line
 LAYOUTS = ("auto", "rows", "tiles")
@@ -41,10 +41,17 @@ class Tiles:
     Attributes
     ----------
     array
-        [n_tiles, n_rows, columns of a tile], C-contiguous: column c of the matrix is column
+        float32, float64, or uint16 for the bits of bfloat16; [n_tiles, n_rows, columns of a tile], with
+        n_tiles = ceil(columns / columns of a tile); C-contiguous. Column c of the matrix is column
         ``c % array.shape[2]`` of tile ``c // array.shape[2]``. Columns beyond the last are not read.
     columns
         Columns of the matrix.
+
+    Raises
+    ------
+    TypeError, ValueError
+        The array is none, of another dtype, not C-contiguous or not of this many tiles; `columns` is no
+        integer, or negative.
     """
 
     array: npt.NDArray[Any]
@@ -77,8 +84,27 @@ def tile_columns(dtype: npt.DTypeLike) -> int:
 
 
 def empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Make an uninitialised array that begins at a cache line."""
+    """Make an uninitialised array that begins at a cache line.
+
+    Parameters
+    ----------
+    shape
+        Lengths, none negative.
+    dtype
+        Any dtype without Python objects.
+
+    Returns
+    -------
+    numpy.ndarray
+        The array, C-contiguous.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A length is no integer, or negative.
+    """
     dtype = np.dtype(dtype)
+    shape = tuple(checks.integer("a length in shape", length, 0, 2**62) for length in shape)
     size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + LINE, np.uint8)
     skip = -checks.address(memory) % LINE
@@ -96,7 +122,19 @@ def empty_tiles(n_rows: int, columns: int, dtype: npt.DTypeLike, width: int | No
         float32, float64, or uint16 for the bits of bfloat16.
     width
         Columns of a tile; None: as many as make a cache line.
+
+    Returns
+    -------
+    Tiles
+        New tiles; what is beyond the last column is uninitialised, too.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Another dtype, or a number that is no integer or out of range.
     """
+    n_rows = checks.integer("n_rows", n_rows, 0, 2**62)
+    columns = checks.integer("columns", columns, 0, 2**31)
     width = tile_columns(dtype) if width is None else checks.integer("width", width, 1, 2**31)
     return Tiles(empty((math.ceil(columns / width), n_rows, width), dtype), columns)
 
@@ -108,13 +146,26 @@ def _tiles(name: str, value: object) -> Tiles:
     return value
 
 
-def to_tiles(x: FloatArray, out: Tiles | None = None) -> Tiles:
-    """Copy a row-major matrix [n, f] into tiles. O(n f).
+def to_tiles(x: StoredArray, out: Tiles | None = None) -> Tiles:
+    """Copy a row-major matrix into tiles. O(n f) time, in one thread.
+
+    Parameters
+    ----------
+    x
+        [n, f]: float32, float64, or uint16 for the bits of bfloat16.
+    out
+        Tiles of the same shape and dtype, of any width, apart from `x`; made, a cache line wide, if None.
+
+    Returns
+    -------
+    Tiles
+        `out`; its columns beyond f are 0.
 
     Raises
     ------
     TypeError, ValueError
-        `x` is no float32, float64 or uint16 matrix, or `out` has another shape or dtype.
+        `x` is no C-contiguous matrix of these dtypes; `out` is not of its shape and dtype, cannot be
+        written, or shares memory with it.
     """
     checks.array("x", x, (*checks.FLOATS, "uint16"), (None, None))
     result = empty_tiles(x.shape[0], x.shape[1], x.dtype) if out is None else _tiles("out", out)
@@ -132,8 +183,27 @@ def to_tiles(x: FloatArray, out: Tiles | None = None) -> Tiles:
     return result
 
 
-def from_tiles(tiles: Tiles, out: FloatArray | None = None) -> FloatArray:
-    """Copy tiles into a row-major matrix [n, f]. O(n f)."""
+def from_tiles(tiles: Tiles, out: StoredArray | None = None) -> npt.NDArray[Any]:
+    """Copy tiles into a row-major matrix. O(n f) time, in one thread.
+
+    Parameters
+    ----------
+    tiles
+        Of shape [n, f], of any width.
+    out
+        [n, f] of the dtype of `tiles`, apart from them; made if None.
+
+    Returns
+    -------
+    numpy.ndarray
+        `out`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        `tiles` are none; `out` is not of their shape and dtype, not C-contiguous, cannot be written, or
+        shares memory with them.
+    """
     result = checks.output("out", out, _tiles("tiles", tiles).dtype, tiles.shape)
     checks.apart("out", result, tiles=tiles.array)
     width = tiles.array.shape[2]
@@ -180,7 +250,7 @@ def choose_layout(
     Parameters
     ----------
     indptr, indices
-        The CSR matrix that gathers.
+        int64 [n_rows + 1] and int32 [nnz]: the CSR matrix that gathers.
     shape
         Rows and columns of the features.
     dtype
@@ -192,6 +262,12 @@ def choose_layout(
     -------
     str
         ``rows`` or ``tiles``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        The matrix is none (its entries are not checked), another dtype, or a number that is no integer or
+        out of range.
     """
     checks.csr_layout(indptr, indices)
     if not isinstance(shape, tuple | list) or len(shape) != 2:

@@ -23,8 +23,9 @@ def softmax_cross_entropy(
 ) -> float:
     """Sum -log softmax(logits)[label] over the rows of a mask; optionally also its gradient.
 
-    A row is computed in double precision and the rows are added in their order, so that the sum
-    depends neither on `num_threads` nor on what is outside the mask.
+    O(n + m n_classes) time for m rows under the mask (O(n n_classes) with a gradient), 8 bytes of memory a
+    row. A row is computed in double precision and the rows are added in their order, so that the sum depends
+    neither on `num_threads` nor on what is outside the mask.
 
     Parameters
     ----------

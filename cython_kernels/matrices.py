@@ -6,7 +6,7 @@ The loops take both as [tiles, rows, columns of a tile]; a row-major matrix is a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,9 @@ from . import checks
 from .layout import LINE, Tiles, empty, last_level_cache
 
 Matrix = npt.NDArray[Any] | Tiles
+# An array, or the Tiles that were given as `out`. Of a union of both a type checker refuses every use as an
+# array.
+Result: TypeAlias = Any
 
 
 def matrix(

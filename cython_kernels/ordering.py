@@ -149,6 +149,20 @@ def community_order(
     Notes
     -----
     J. Arai et al., "Rabbit Order: Just-in-time Parallel Reordering for Fast Graph Analysis", IPDPS 2016.
+
+    Examples
+    --------
+    Renumber a SciPy matrix and the features, gather, and put the rows of the result back::
+
+        from cython_kernels.ordering import community_order
+
+        o = community_order(a.indptr.astype(np.int64), a.indices.astype(np.int32))
+        b, y = a[o][:, o], x[o]  # vertex o[k] is now number k
+        sums = gather(b.indptr.astype(np.int64), b.indices.astype(np.int32), b.data, y)
+        out = np.empty_like(sums)
+        out[o] = sums
+
+    Labels and ids are renumbered as `x` is; an old number v becomes ``np.argsort(o)[v]``.
     """
     _check_pattern(indptr, indices, validate)
     bound = checks.integer("largest", largest, 1, 2**31)

@@ -15,10 +15,10 @@ import numpy.typing as npt
 from scipy.sparse import csr_array, diags_array
 from scipy.special import log_softmax
 
-from .checks import FloatArray, IntArray
+from .checks import Bfloat16Array, FloatArray, IntArray, StoredArray
 from .graph_attention import AttentionSaved
 from .layout import Tiles
-from .matrices import Matrix
+from .matrices import Matrix, Result
 
 Uint64Array = npt.NDArray[np.uint64]
 LOW = np.uint64(0xFFFFFFFF)
@@ -90,7 +90,7 @@ def gather(
     layout: str = "auto",
     num_threads: int = 1,
     validate: bool = True,
-) -> Matrix:
+) -> Result:
     """Twin of `cython_kernels.gather`: one product with a SciPy matrix."""
     values = _rows_of(x)
     matrix = _operator(indptr, indices, data, len(values), row_scale, source_scale, self_weight, mean, rows)
@@ -158,7 +158,7 @@ def gather_max_adjoint(
     return d_x
 
 
-def to_bfloat16(x: FloatArray, out: IntArray | None = None, *, num_threads: int = 1) -> IntArray:
+def to_bfloat16(x: FloatArray, out: Bfloat16Array | None = None, *, num_threads: int = 1) -> Bfloat16Array:
     """Twin of `cython_kernels.to_bfloat16`: choose the nearer neighbour, of two equally near the even one."""
     bits = x.view(np.uint32).astype(np.uint64)
     low, rest = bits >> np.uint64(16), bits & np.uint64(0xFFFF)
@@ -219,21 +219,21 @@ def transpose_csr(
 def pack_rows(
     x: Matrix,
     index: IntArray,
-    out: FloatArray | None = None,
+    out: StoredArray | None = None,
     *,
     num_threads: int = 1,
     validate: bool = True,
-) -> FloatArray:
+) -> npt.NDArray[Any]:
     """Twin of `cython_kernels.pack_rows`."""
-    result = np.empty((len(index), x.shape[1]), x.dtype) if out is None else out
+    result: npt.NDArray[Any] = np.empty((len(index), x.shape[1]), x.dtype) if out is None else out
     rows = _logical(x)[index]
     result[...] = rows if rows.dtype == result.dtype else _converted(rows, result.dtype)
     return result
 
 
 def unpack_rows(
-    rows: FloatArray, index: IntArray, out: Matrix, *, num_threads: int = 1, validate: bool = True
-) -> Matrix:
+    rows: StoredArray, index: IntArray, out: Matrix, *, num_threads: int = 1, validate: bool = True
+) -> Result:
     """Twin of `cython_kernels.unpack_rows`."""
     result = _logical(out).copy()
     values = rows if rows.dtype == out.dtype else _converted(rows, out.dtype)
@@ -336,7 +336,7 @@ def dropout(
     layer: int,
     out: Matrix | None = None,
     num_threads: int = 1,
-) -> Matrix:
+) -> Result:
     """Twin of `cython_kernels.dropout`: every (vertex, column) by itself."""
     n, f = x.shape
     flat = _dropped(
@@ -377,7 +377,7 @@ def bias_relu_dropout(
     row_scale: FloatArray | None = None,
     out: Matrix | None = None,
     num_threads: int = 1,
-) -> Matrix:
+) -> Result:
     """Twin of `cython_kernels.bias_relu_dropout`: step by step."""
     result = z if bias is None else z + bias
     if relu:
@@ -400,7 +400,7 @@ def relu_dropout_backward(
     row_scale: FloatArray | None = None,
     out: Matrix | None = None,
     num_threads: int = 1,
-) -> Matrix:
+) -> Result:
     """Twin of `cython_kernels.relu_dropout_backward`."""
     result = np.where(_rows_of(activated) > 0, d_out * d_out.dtype.type(1.0 / (1.0 - p)), d_out.dtype.type(0))
     if row_scale is not None:

@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from . import _rows, checks, dispatch, matrices
-from .checks import FloatArray, IntArray
-from .matrices import Matrix
+from .checks import FloatArray, IntArray, StoredArray
+from .matrices import Matrix, Result
 
 STORED = (*checks.FLOATS, "uint16")
 
@@ -21,11 +22,11 @@ STORED = (*checks.FLOATS, "uint16")
 def pack_rows(
     x: Matrix,
     index: IntArray,
-    out: FloatArray | None = None,
+    out: StoredArray | None = None,
     *,
     num_threads: int = 1,
     validate: bool = True,
-) -> FloatArray:
+) -> npt.NDArray[Any]:
     """Copy rows of a matrix into a buffer: ``out[k] = x[index[k]]``. O(m f) time.
 
     Parameters
@@ -65,12 +66,14 @@ def pack_rows(
 
 
 def unpack_rows(
-    rows: FloatArray, index: IntArray, out: Matrix, *, num_threads: int = 1, validate: bool = True
-) -> Matrix:
+    rows: StoredArray, index: IntArray, out: Matrix, *, num_threads: int = 1, validate: bool = True
+) -> Result:
     """Copy a buffer into rows of a matrix: ``out[index[k]] = rows[k]``; other rows stay as they are.
 
-    If `index` repeats a row the last one wins, for any number of threads. O(m f) time; an index that does
-    not increase strictly is read once by every thread.
+    If `index` repeats a row the last one wins, for any number of threads. O(m f) time. An index that does
+    not increase strictly is read to its end by every thread, which copies only rows in its own range of
+    `out`: O(num_threads m + m f) work, so more threads do not help where rows are of a few columns, or where
+    most of the index names a small range of rows.
 
     Parameters
     ----------
@@ -96,19 +99,22 @@ def unpack_rows(
     TypeError, ValueError
         An argument of another type, shape or layout than above, or an index out of range.
     """
-    checks.array("rows", rows, STORED, (None, None))
+    buffer = checks.array("rows", rows, STORED, (None, None))
     matrices.matrix("out", out, _partners(rows.dtype), (None, rows.shape[1]), writable=True)
     _check_index(index, out.shape[0], validate)
     checks.array("index", index, "int32", (rows.shape[0],))
     checks.apart("out", matrices.as_tiles(out), rows=rows, index=index)
-    _rows.unpack_rows(rows, index, matrices.as_tiles(out), dispatch.level(), checks.threads(num_threads))
+    _rows.unpack_rows(buffer, index, matrices.as_tiles(out), dispatch.level(), checks.threads(num_threads))
     return out
 
 
 def scatter_add_rows(
     rows: FloatArray, index: IntArray, out: FloatArray, *, num_threads: int = 1, validate: bool = True
 ) -> FloatArray:
-    """Add a buffer to rows of a matrix, in the order of k: ``out[index[k]] += rows[k]``. O(m f).
+    """Add a buffer to rows of a matrix, in the order of k: ``out[index[k]] += rows[k]``. O(m f) time.
+
+    If `index` does not increase strictly, threads split the columns, in strips of about 16: no more than
+    ceil(f / 16) of them have work, and with up to 16 columns more than one thread does not help.
 
     Parameters
     ----------
@@ -119,7 +125,8 @@ def scatter_add_rows(
     out
         [n, f], of the dtype of `rows`, apart from the inputs.
     num_threads
-        Threads over pieces of an index that increases strictly, else over strips of columns.
+        Threads over pieces of an index that increases strictly, else over strips of columns, at most
+        ceil(f / 16) of them.
     validate
         False skips the range check of `index`.
 

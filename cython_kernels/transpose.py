@@ -1,11 +1,22 @@
 """The transpose of a CSR matrix, made once: after it the adjoint of a gather is a gather itself.
 
 `gather_adjoint` adds to rows that many rows share, so its threads split the columns: with 16 columns only
-one works. Over the transpose every row of the result is summed by one thread, as ever the order of the
-entries, so the same bits for any number of threads::
+one works. Over the transpose a row of the result is summed in the order of the entries, so the same bits
+for any number of threads::
 
     indptr_t, indices_t, entries = transpose_csr(indptr, indices, n_cols=n_cols)
     gather(indptr_t, indices_t, data[entries], d_out)  # gather_adjoint(indptr, indices, data, d_out)
+
+The two scales change places, ``row_scale=source_scale, source_scale=row_scale``, and `self_weight` stays (of
+a matrix that is not square it may be refused: `gather` wants a source row for each row). `mean` divides by
+the degree in the matrix itself, so it is not passed on: multiply that row scale by 1/degree (of empty rows
+anything finite) ::
+
+    degree = np.maximum(np.diff(indptr), 1).astype(d_out.dtype)
+    gather(indptr_t, indices_t, data[entries], d_out, row_scale=source_scale, source_scale=row_scale / degree)
+
+which holds without a self weight: `mean` does not divide the self term, while a scale does. With one, put
+1/degree into the values instead: ``np.repeat(1 / degree, np.diff(indptr))[entries]``, times those of `data`.
 """
 
 from __future__ import annotations
@@ -21,7 +32,10 @@ def transpose_csr(
 ) -> tuple[IntArray, IntArray, IntArray]:
     """Transpose the structure of a CSR matrix of shape (n_rows, n_cols).
 
-    A stable counting sort: O(nnz + num_threads n_cols) time, and memory for num_threads n_cols numbers.
+    A stable counting sort: O(nnz + num_threads n_cols) time, and memory for num_threads n_cols numbers: more
+    threads do not help where that is more than nnz. With ``data[entries]`` for the values, `gather` over the
+    result is `gather_adjoint` over the matrix: `row_scale` and `source_scale` change places, and `mean`
+    becomes 1/degree within the new `source_scale` (`cython_kernels.transpose` has the calls).
 
     Parameters
     ----------
@@ -38,7 +52,7 @@ def transpose_csr(
     -------
     indptr_t, indices_t
         int64 [n_cols + 1] and int32 [nnz]. The entries of a row of the transpose are in the order of the
-        original rows, those of one original row in their order there.
+        original rows, those of one original row in their order there: so its columns are sorted.
     entries
         int64 [nnz]: the original position of each entry; ``data[entries]`` are its values.
 

@@ -80,6 +80,55 @@ def test_refused_options(option, capsys):
     assert ended.value.code == 2
 
 
+def test_what_cannot_be_written_is_refused_before_measuring(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(kernels, "run", lambda *_: pytest.fail("measured"))
+    (tmp_path / "file").touch()
+    ok, plot = tmp_path / "new" / "out.json", tmp_path / "plot.png"
+
+    def refused(*arguments):
+        assert kernels.main([*TINY, *map(str, arguments)]) == 2
+        told = capsys.readouterr().err
+        assert told.count("\n") == 1, told
+        return told
+
+    assert "cannot write" in refused("-o", tmp_path / "file" / "out.json")
+    assert "it is a folder" in refused("-o", tmp_path)
+    assert "not among --kernels" in refused("-o", ok, "--plot", plot, "--kernels", "gcn")
+    with monkeypatch.context() as without:
+        for name in [*sys.modules]:
+            if name.partition(".")[0] == "matplotlib":
+                without.delitem(sys.modules, name)
+        without.setitem(sys.modules, "matplotlib", None)
+        assert "--plot needs matplotlib" in refused("-o", ok, "--plot", plot)
+    assert not plot.exists() and not ok.exists()
+
+
+def test_pictures_that_cannot_be_drawn(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    options = [*TINY, "-o", str(tmp_path / "out.json"), "--plot"]
+    assert kernels.main([*options, str(tmp_path / "plot.xyz")]) == 2
+    assert "known endings are" in capsys.readouterr().err
+    assert kernels.refusal(kernels.parse([*options, str(tmp_path / "plot.png")])) is None
+
+
+def test_help_tells_how_to_read_the_table(capsys):
+    with pytest.raises(SystemExit):
+        kernels.parse(["--help"])
+    told = capsys.readouterr().out
+    told = told[told.index("How to read the table") :]
+    for word in (
+        "scaling",
+        '"none"',
+        '"tiles"',
+        '"Tiles"',
+        '"auto"',
+        "x peer",
+        "of\n  limit",
+        "geometric mean",
+    ):
+        assert word in told, word
+
+
 def test_plot(tmp_path, peers):
     pytest.importorskip("matplotlib")
     case = cases.gather_sum(Inputs(graphs.awkward(), 21, peers))

@@ -487,3 +487,8 @@ def test_saved_arrays():
     assert all(array.dtype == np.float32 and not array.any() for array in saved)
     with pytest.raises(ValueError, match="heads must be at least 1"):
         ck.attention_saved(3, 0, 8, np.float32)
+    with pytest.raises(ValueError, match="columns must be a multiple of heads, got 8 columns for 3 heads"):
+        ck.attention_saved(3, 3, 8, np.float32)
+    for dtype in (np.int32, "float16", ">f4"):
+        with pytest.raises(TypeError, match="dtype must be float32 or float64, got"):
+            ck.attention_saved(3, 2, 8, dtype)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -13,6 +18,55 @@ def test_build_info():
     info = ck.build_info()
     assert info.keys() == {"bounds_check", "openmp"}
     assert all(isinstance(value, bool) for value in info.values())
+
+
+def test_sources_without_compiled_modules_say_what_to_do(tmp_path):
+    """In a clone that is not built, they hide an installed package."""
+    folder = tmp_path / "cython_kernels"
+    folder.mkdir()
+    for path in Path(ck.__file__).parent.glob("*.py"):
+        (folder / path.name).write_bytes(path.read_bytes())
+    command = [sys.executable, "-S", "-c", "import cython_kernels.layout"]
+    paths = os.pathsep.join([str(tmp_path), str(Path(np.__file__).parents[1])])
+    result = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True
+    )
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith(f"ImportError: the compiled modules of cython_kernels are missing in {tmp_path}: ")
+    assert "pip install -e ." in last and "ModuleNotFoundError" not in result.stderr
+
+
+DOCUMENTED = """
+import numpy as np
+import cython_kernels as ck
+
+x, i = np.ones((3, 20), np.float32), np.arange(2, dtype=np.int32)
+indptr, half, bits = np.arange(3), ck.to_bfloat16(x), np.empty((2, 20), np.uint16)
+ck.from_tiles(ck.to_tiles(half), np.empty((3, 20), np.uint16))
+ck.from_bfloat16(ck.from_tiles(ck.to_tiles(np.zeros((3, 4), np.uint16))))
+ck.pack_rows(x, i, out=bits)
+ck.unpack_rows(bits, i, x).sum()
+ck.from_bfloat16(ck.pack_rows(half, i))
+np.allclose(ck.gather(indptr, i, None, half), ck.gather(indptr, i, None, ck.to_tiles(x)), atol=0.1)
+ck.dropout(x, np.arange(3), 0.5, seed=1, epoch=1, layer=1, out=ck.to_tiles(x)).columns
+ck.attention_saved(3, 2, 20, "float32")
+ck.choose_layout(indptr, i, x.shape, x.dtype)
+"""
+
+
+def test_type_hints_accept_what_is_documented(tmp_path):
+    pytest.importorskip("mypy")
+    script = tmp_path / "documented.py"
+    script.write_text(DOCUMENTED)
+    command = [sys.executable, "-m", "mypy", "--config-file=", "--ignore-missing-imports", str(script)]
+    run = subprocess.run(
+        [*command, f"--cache-dir={tmp_path / 'cache'}"],
+        cwd=Path(ck.__file__).parents[1],
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    exec(compile(DOCUMENTED, str(script), "exec"), {})
 
 
 @pytest.mark.skipif(not ck.build_info()["bounds_check"], reason="not built with DORYLUS_BOUNDS_CHECK=1")

@@ -163,6 +163,18 @@ def test_tiles_there_and_back(shape, dtype):
     assert empty((1, 3), dtype).ctypes.data % 64 == 0
 
 
+def test_arrays_of_no_shape_are_refused():
+    for shape in ((-3, 4), (3, -4), (-3, -4), (0, -1)):
+        with pytest.raises(ValueError, match="a length in shape must be at least 0"):
+            empty(shape, np.float32)
+    with pytest.raises(TypeError, match="a length in shape must be an integer"):
+        empty((3.0, 4), np.float32)
+    with pytest.raises(ValueError, match="n_rows must be at least 0"):
+        empty_tiles(-3, 4, np.float32)
+    with pytest.raises(ValueError, match="columns must be at least 0"):
+        empty_tiles(3, -4, np.float32)
+
+
 def test_wrong_tiles_are_refused():
     with pytest.raises(ValueError, match="17 columns do not make 1 tiles of 16"):
         Tiles(np.zeros((1, 3, 16), np.float32), 17)

@@ -65,3 +65,34 @@ def test_a_gather_over_it_is_the_adjoint(dtype):
         got = ck.gather(indptr_t, indices_t, data[entries], d_out, num_threads=threads)
         # The same products in the same order: even the same bits.
         np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("mean", [False, True])
+@pytest.mark.parametrize("self_weight", [0.0, 0.7])
+def test_scales_carry_over_to_it(mean, self_weight):
+    """As the module tells: scales change places, and a mean is a factor of one of them, or of the values."""
+    rng = np.random.default_rng(5)
+    n, degrees = 200, rng.integers(0, 9, 200)
+    indptr = np.concatenate([[0], np.cumsum(degrees)]).astype(np.int64)
+    indices = rng.integers(0, n, indptr[-1]).astype(np.int32)
+    data, d_out = rng.standard_normal(indptr[-1]), rng.standard_normal((n, 5))
+    row_scale, source_scale = rng.uniform(0.5, 2, (2, n))
+    want = ck.gather_adjoint(
+        indptr, indices, data, d_out, n_sources=n, row_scale=row_scale, source_scale=source_scale,
+        self_weight=self_weight, mean=mean,
+    )  # fmt: skip
+    indptr_t, indices_t, entries = ck.transpose_csr(indptr, indices, n_cols=n)
+    degree = np.maximum(degrees, 1) if mean else np.ones(n)
+    values, scale = data[entries], row_scale / degree
+    if self_weight:
+        values, scale = values * np.repeat(1 / degree, degrees)[entries], row_scale
+    got = ck.gather(
+        indptr_t,
+        indices_t,
+        values,
+        d_out,
+        row_scale=source_scale,
+        source_scale=scale,
+        self_weight=self_weight,
+    )
+    np.testing.assert_allclose(got, want, atol=1e-12)

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import cython_kernels
 from bench import accuracy, epoch_time, kernels
 from dorylus_hpc import predict, prepare
 from dorylus_hpc.config import UNAVAILABLE_OPTIONS, UNAVAILABLE_VALUES, TrainConfig, parse_train
@@ -222,6 +223,20 @@ def test_files_of_a_run(examples):
     assert set(rows) == left
     line = json.loads((examples.run_dir / "metrics.jsonl").read_text().splitlines()[0])
     assert set(code(rows["metrics.jsonl"])) == set(line)
+
+
+# ---- kernels ----
+
+
+def test_all_kernels_are_in_the_table():
+    told = [name for row in table("kernel") for name in code(row[0])]
+    assert sorted(told) == sorted(cython_kernels.__all__)
+
+
+def test_contents_name_every_chapter_that_has_a_link():
+    contents = TEXT[TEXT.index("Contents:") : TEXT.index("## In five commands")]
+    chapters = re.findall(r"^## (.*)$", re.sub(r"^```.*?^```$", "", TEXT, flags=re.M | re.S), re.MULTILINE)
+    assert re.findall(r"\[([^]]+)\]", contents) == chapters[1:]
 
 
 # ---- places ----

@@ -4,22 +4,25 @@
 // cache line: 16 floats, 8 doubles). `each_isa.hpp` includes a body once per instruction set, inside
 // a namespace and a target pragma of its own; the compiler lowers a 64-byte vector to one AVX-512
 // register, two of AVX2 or four of SSE/NEON. Every entry point takes the level as an argument and
-// picks a namespace (DORYLUS_DISPATCH); `cython_kernels.dispatch` finds the level of the CPU once.
+// picks a namespace (DORYLUS_DISPATCH); `cython_kernels.dispatch` finds the level of the CPU once, and
+// ``with cython_kernels.dispatch.using("avx2"):`` forces another that the CPU has (`available` lists them).
 // Products and sums are kept apart (-ffp-contract=off) and a column is always summed in the order
 // of its entries, so results are the same bits on every level and for any cut into columns.
 //
 // LAYOUT. A gather reads a row per edge. On a graph without locality each row of a row-major matrix
 // comes from main memory, all of it:
 //
-//     row-major [n][f]              tiles [f/16][n][16]
+//     row-major [n][f]              tiles [ceil(f/16)][n][16]
 //     v0: ################          tile 0   v0: ####  v1: ####  v2: ####  ...   64 B a vertex
 //     v1: ################          tile 1   v0: ####  v1: ####  v2: ####  ...
 //     v2: ################          ...
 //
-// One tile is one cache line a vertex: 200,000 vertices take 12.8 MB, which stays in the last-level
-// cache while all edges are gathered from it; then the next tile's turn comes. Every feature leaves
-// main memory once instead of once an edge, for the price of reading the indices once a tile. Where
-// the order of the vertices has locality, or hubs take most reads, rows are cached as they are, and
+// One tile is one cache line a vertex (16 columns of float32, 8 of float64, 32 of bfloat16; the last tile
+// is padded to a whole one): 200,000 vertices take 12.8 MB, which stays in the last-level cache while all
+// edges are gathered from it; then the next tile's turn comes. Every feature leaves main memory once
+// instead of once an edge, for the price of reading the indices once a tile. `Tiles` holds all tiles, made
+// once for many gathers; ``layout="tiles"`` copies one tile at a time into scratch memory, in every call.
+// Where the order of the vertices has locality, or hubs take most reads, rows are cached as they are, and
 // row-major with prefetching is faster: `layout.choose_layout` estimates which.
 #pragma once
 
