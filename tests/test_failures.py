@@ -22,15 +22,15 @@ import os, signal, sys, time
 rank, where, call, notes, *arguments = sys.argv[1:]
 from dorylus_hpc.comm.launch import start_mpi
 from dorylus_hpc.comm import blocks
-from dorylus_hpc.engine import loading, recorder, runner, weights
+from dorylus_hpc.engine import graph_server, loading, recorder, runner, weights
 owner, name = {
     "load": (loading, "read_part"),
-    "epoch": (runner.Runner, "train"),
+    "epoch": (graph_server.GraphServer, "_end_epoch"),
     "task": (runner.Runner, "_run"),
     "exchange": (blocks.BlockExchange, "send"),
     "update": (weights.WeightShard, "apply"),
     "finish": (recorder.Recorder, "finish"),
-    "killed": (runner.Runner, "train"),
+    "killed": (graph_server.GraphServer, "_end_epoch"),
     "nothing": (runner.Runner, "_run"),
 }[where]
 original, calls = getattr(owner, name), [0]
