@@ -131,6 +131,9 @@ class TrainConfig:
     )
     eval_every: int = _option(1, "epochs between evaluations", check=_POSITIVE_COUNT)
     backend: str = _option("cpu", "where dense tasks run", choices=("cpu",))
+    trace_events: int = _option(
+        50_000, "events a rank in the timeline trace.json, the first ones; 0: no timeline", check=_COUNT
+    )
     run_dir: str = _option("", "folder for results; default runs/NAME")
 
     def __post_init__(self) -> None:

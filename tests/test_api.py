@@ -225,7 +225,7 @@ def test_any_other_exception_passes(folder, monkeypatch):
         raise KeyError("gone")
 
     with monkeypatch.context() as patched:
-        patched.setattr(runner.Runner, "train", fails)
+        patched.setattr(runner.Runner, "task", fails)
         with pytest.raises(KeyError, match="gone"):
             dorylus_hpc.fit("ring.npz", threads=3, run_dir="run", **OPTIONS)
     assert not (folder / "run" / "summary.json").exists()

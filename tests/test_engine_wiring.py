@@ -130,25 +130,45 @@ def test_tables_and_groups_of_a_program() -> None:
     wiring = wire(program(), {0: PART}, {0: CUTS[0]}, plans())
     names = [(table.name, table.direction, table.exchanged) for table in wiring.tables]
     assert names == [
-        ("rows that AV1 wrote", "in", False),
+        ("Y1", "in", False),
         ("Y2", "in", True),
         ("dH2", "out", True),
         ("dH1", "out", True),
     ]
     assert [(g.name, g.reads, g.writes, g.covers_ghosts) for g in wiring.groups["train"]] == [
         ("AV1+AV1", None, 0, True),
-        ("GA1+AV2", 0, 1, False),
-        ("GA2+AV2+dAV2", 1, 2, False),
+        ("GA1+AV1+AV2", 0, 1, False),
+        ("GA2+AV2+AV2+dAV2", 1, 2, False),
         ("dGA2+dAV2+dAV1", 2, 3, False),
         ("dGA1+dAV1", 3, None, False),
     ]
     assert [(g.name, g.reads, g.writes) for g in wiring.groups["evaluate"]] == [
         ("AV1", None, 0),
-        ("GA1+AV2", 0, 1),
-        ("GA2", 1, None),
+        ("GA1+AV1+AV2", 0, 1),
+        ("GA2+AV2", 1, None),
     ]
     assert wiring.exchanged == {"train": (1, 2, 3), "evaluate": (1,), "setup": ()}
     assert wiring.groups["setup"] == ()
+
+
+def test_dense_work_elsewhere_makes_tasks_of_its_own() -> None:
+    model = program(hidden=[3], n_classes=5)  # layer 2 gathers H1 as it is
+    wiring = wire(model, {0: PART}, {0: CUTS[0]}, plans(), dense="dense", peers=(1, 2))
+    names = [table.name for table in wiring.tables]
+    assert names == ["Y1", "H1", "dM2", "dH1"]
+    got = [(g.name, g.resource, g.reads, g.writes, g.prepares, g.weights) for g in wiring.groups["train"]]
+    assert got == [
+        ("AV1+AV1", "cpu", None, 0, None, True),  # sparse features stay where they are
+        ("GA1", "cpu", 0, None, 1, False),  # writes rows of H1, which AV1 completes
+        ("AV1", "dense", None, 1, None, True),
+        ("GA2", "cpu", 1, None, None, False),
+        ("AV2+AV2+dAV2+dAV2", "dense", None, 2, None, True),
+        ("dGA2", "cpu", 2, None, 3, False),
+        ("dAV1", "dense", None, 3, None, True),
+        ("dGA1", "cpu", 3, None, None, False),
+        ("dAV1", "cpu", None, None, None, True),
+    ]
+    assert wiring.topology.peers == (1, 2)
 
 
 @pytest.mark.parametrize("layers", [1, 3])

@@ -36,11 +36,11 @@ def test_constant_input_is_aggregated_once() -> None:
     assert words(model.training_groups()) == [
         "AV1 AV2",
         "SC2",
-        "GA2 AV2 dAV2",
+        "GA2 AV2 AV2 dAV2",
         "dSC2",
         "dGA2 dAV2 dAV1 dAV1",
     ]
-    assert words(model.evaluation_groups()) == ["AV1 AV2", "SC2", "GA2"]
+    assert words(model.evaluation_groups()) == ["AV1 AV2", "SC2", "GA2 AV2"]
 
 
 def test_sparse_input_is_transformed_first_and_its_forward_never_exchanges() -> None:
@@ -49,9 +49,9 @@ def test_sparse_input_is_transformed_first_and_its_forward_never_exchanges() -> 
     assert model.setup == ()
     assert words(model.training_groups()) == [
         "AV1 AV1",
-        "GA1 AV2",
+        "GA1 AV1 AV2",
         "SC2",
-        "GA2 AV2 dAV2",
+        "GA2 AV2 AV2 dAV2",
         "dSC2",
         "dGA2 dAV2 dAV1",
         "dSC1",

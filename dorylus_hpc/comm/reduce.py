@@ -46,6 +46,42 @@ def gather_by_part(comm: Intracomm, placement: Placement, rows: np.ndarray) -> n
     return table
 
 
+def gather_arrays(comm: Intracomm, arrays: list[np.ndarray]) -> list[list[np.ndarray]] | None:
+    """Collect arrays of any lengths on rank 0, by rank; nothing is pickled but their lengths. Collective.
+
+    Parameters
+    ----------
+    comm
+        The ranks that call.
+    arrays
+        As many on all ranks, each of one dimension and the same dtype everywhere.
+
+    Returns
+    -------
+    list, by rank, of lists of ndarray; None on the other ranks
+    """
+    lengths = comm.gather([len(array) for array in arrays])
+    if lengths is None:
+        pieces = [piece for array in arrays for piece in _bytes(array)]
+        wait_all([comm.Isend(piece, dest=0, tag=tag(Kind.GATHER)) for piece in pieces])
+        return None
+    found = [arrays]
+    requests = []
+    for rank in range(1, comm.Get_size()):
+        room = [np.empty(n, array.dtype) for n, array in zip(lengths[rank], arrays, strict=True)]
+        found.append(room)
+        requests += [
+            comm.Irecv(piece, source=rank, tag=tag(Kind.GATHER)) for array in room for piece in _bytes(array)
+        ]
+    wait_all(requests)
+    return found
+
+
+def _bytes(array: np.ndarray) -> list[np.ndarray]:
+    flat = array.view(np.uint8).reshape(-1)
+    return [flat[start : start + _CHUNK] for start in range(0, len(flat), _CHUNK)]
+
+
 def gather_rows(
     comm: Intracomm, placement: Placement, rows: list[np.ndarray], counts: list[int]
 ) -> np.ndarray | None:

@@ -78,9 +78,9 @@ class Roles:
         """True if this rank owns weights."""
         return self.rank in self.weight_ranks
 
-    def describe(self) -> str:
-        """Return the role of this rank in words."""
-        return "graph server" if self.is_graph_server else "parameter server"
+    def name(self, rank: int) -> str:
+        """Return the role of a rank in words."""
+        return "graph server" if rank < self.n_graph else "parameter server"
 
 
 def assign_roles(comm: Intracomm, servers: int) -> Roles:

@@ -87,6 +87,6 @@ class Executor:
         self._blas.restore_original_limits()
 
 
-def lane() -> str:
+def lane_name() -> str:
     """Return the name of the thread that runs this: ``cpu_0``, ``dense_3`` ..."""
     return threading.current_thread().name

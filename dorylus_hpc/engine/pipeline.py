@@ -28,6 +28,7 @@ from dorylus_hpc.engine.schedule import (
     Send,
 )
 from dorylus_hpc.engine.wiring import Wiring
+from dorylus_hpc.report.trace import Tracer
 
 _SHORTEST, _LONGEST = 20e-6, 1e-3  # seconds between two looks at MPI
 
@@ -87,6 +88,7 @@ class Line:
         self._before = [0] * len(wiring.tables)  # rounds of earlier schedules, by table
         self._during = [0] * len(wiring.tables)  # rounds of the present one
         self._early: list[tuple[int, tuple[int, int], int]] = []
+        self._era = 0
 
     @property
     def receives(self) -> bool:
@@ -111,6 +113,11 @@ class Line:
         self._before = [0] * len(self._before)
         self._during = [0] * len(self._during)
         self._early = []
+        self._era += 1
+
+    def serial(self, stamp: int) -> int:
+        """Return a number of a block's rows that never comes again, for the timeline."""
+        return stamp + self._era * 10**9
 
     def arrived(self, table: int, block: tuple[int, int], stamp: int) -> list[Action]:
         """Tell the schedule of a block, now or when its round begins."""
@@ -120,6 +127,10 @@ class Line:
             return []
         way = self.wiring.tables[table].direction
         return self.schedule.block_arrived(table, self._numbers[way][block], number)
+
+    def stamp(self, action: Send) -> int:
+        """Return the stamp of rows that are to be sent."""
+        return action.round + self._before[action.table]
 
     def install(self, action: Install) -> None:
         """Put rows in place."""
@@ -141,6 +152,8 @@ class Loop:
         Threads to run on.
     lines
         In the order of their priority.
+    tracer
+        Takes what happens.
 
     Attributes
     ----------
@@ -148,8 +161,10 @@ class Loop:
         ``SC`` and ``dSC``: packing, sending and placing rows; ``wait``: no task ran here.
     """
 
-    def __init__(self, executor: Executor, lines: Sequence[Line]) -> None:
+    def __init__(self, executor: Executor, lines: Sequence[Line], tracer: Tracer) -> None:
         self.seconds = {"SC": 0.0, "dSC": 0.0, "wait": 0.0}
+        self._tracer = tracer
+        self._idle_since: float | None = None
         self._executor, self._lines = executor, lines
         self._mailbox: Mailbox | None = None
         self._handle: Callable[[Letter], None] | None = None
@@ -185,7 +200,7 @@ class Loop:
         pause = _SHORTEST
         while not until():
             busy = bool(self._running.total())
-            began = time.perf_counter()
+            self._note_idleness(busy)
             happened = 0
             if self._mailbox is not None and not letters:
                 happened = self._take_letters()
@@ -198,9 +213,8 @@ class Loop:
             came = self._take_messages()
             if not came and not happened and not busy:
                 time.sleep(pause)
-            if not busy:
-                self.seconds["wait"] += time.perf_counter() - began
             pause = _SHORTEST if came or happened else min(1.5 * pause, _LONGEST)
+        self._note_idleness(True)
 
     def leave(self) -> None:
         """Wait until all that was sent has left."""
@@ -211,6 +225,18 @@ class Loop:
             if not self._take_messages():
                 time.sleep(pause)
                 pause = min(1.5 * pause, _LONGEST)
+
+    def _note_idleness(self, busy: bool) -> None:
+        """Account for the time in which no task ran."""
+        if busy == (self._idle_since is None):
+            return
+        now = time.perf_counter()
+        if self._idle_since is None:
+            self._idle_since = now
+            return
+        self.seconds["wait"] += now - self._idle_since
+        self._tracer.task("wait", self._idle_since, now, self._tracer.lane("wait"))
+        self._idle_since = None
 
     # Events.
 
@@ -232,6 +258,9 @@ class Loop:
         for line in self._lines:
             if line.receives or line.exchange.sending:
                 for table, block, stamp in line.exchange.poll():
+                    self._tracer.arrived(
+                        time.perf_counter(), table, *block, line.serial(stamp), evaluation=not line.first
+                    )
                     self.do(line, line.arrived(table, block, stamp))
                     count += 1
         return count
@@ -294,6 +323,8 @@ class Loop:
         began = time.perf_counter()
         unit = line.wiring.topology.units[action.unit]
         block = (unit.part, unit.interval)
+        serial = line.serial(line.stamp(action))
+        self._tracer.sent(began, action.table, *block, serial, evaluation=not line.first)
         stamp = line.exchange.send(action.table, block)
         self._note(line, action.table, began)
         if stamp:  # what other parts of this rank need is there at once
@@ -301,4 +332,7 @@ class Loop:
 
     def _note(self, line: Line, table: int, began: float) -> None:
         kind = "SC" if line.wiring.tables[table].direction == "in" else "dSC"
-        self.seconds[kind] += time.perf_counter() - began
+        now = time.perf_counter()
+        self.seconds[kind] += now - began
+        lane = self._tracer.lane("messages")
+        self._tracer.task(kind, began, now, lane, evaluation=not line.first)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 
 from dorylus_hpc.engine.schedule import Direction, Group, Mode, Round, Table, Topology, Unit
 from dorylus_hpc.engine.simulator import Cluster
@@ -78,7 +80,7 @@ def _program(
             forward += _gather(f"{layer}", number, split=split)
         else:
             forward.append(Group("AV1", dense, weights=True))
-    evaluate = tuple(forward)
+    evaluate: Sequence[Group] = tuple(forward)
     backward: list[Group] = []
     chain = list(forward)
     for layer in range(layers, 0, -1):
@@ -93,7 +95,18 @@ def _program(
         else:
             chain[-1] = marked
         backward += _gather(f"d{layer}", number, split=split)
-    return tuple(tables), {"train": (*chain, *backward), "evaluate": evaluate}
+    train, evaluate = ([*chain, *backward], list(evaluate))
+    if split and rng.random() < 0.5:
+        for groups in (train, evaluate):
+            _prepare(groups)
+    return tuple(tables), {"train": tuple(train), "evaluate": tuple(evaluate)}
+
+
+def _prepare(groups: list[Group]) -> None:
+    """Let gathers write rows of the table that the dense task behind them completes."""
+    for place, (group, following) in enumerate(pairwise(groups)):
+        if group.reads is not None and group.writes is None:
+            groups[place] = replace(group, prepares=following.writes)
 
 
 def _gather(name: str, table: int, *, split: bool) -> list[Group]:

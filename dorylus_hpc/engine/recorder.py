@@ -21,6 +21,9 @@ from dorylus_hpc.nn.params import FlatLayout
 from dorylus_hpc.report.metrics import Accuracies, History, MetricsFile, accuracies
 from dorylus_hpc.report.progress import Progress
 from dorylus_hpc.report.summary import build_summary, write_json
+from dorylus_hpc.report.trace import TraceRecord, overlap, write_trace
+
+TRACE = "trace.json"
 
 
 class DivergedError(ArithmeticError):
@@ -151,9 +154,13 @@ class Recorder:
         return seen
 
     def finish(
-        self, roles: Roles, accounts: Sequence[Account], columns: ColumnStatistics | None
+        self,
+        roles: Roles,
+        accounts: Sequence[Account],
+        columns: ColumnStatistics | None,
+        records: Sequence[TraceRecord],
     ) -> tuple[dict[str, Any], dict[str, dict[str, np.ndarray]]]:
-        """Write checkpoint, configuration and summary.
+        """Write checkpoint, configuration, timeline and summary.
 
         Parameters
         ----------
@@ -163,6 +170,8 @@ class Recorder:
             Of all ranks, by rank.
         columns
             Feature statistics, if features were standardised.
+        records
+            The timelines of all ranks.
 
         Returns
         -------
@@ -196,6 +205,7 @@ class Recorder:
                 "max_read_age": max(account.max_read_age for account in accounts),
             },
             weight_versions=max(account.weight_versions for account in accounts),
+            overlap=overlap(records),
             weights_sha256=weights_sha256(weights["last"]),
         )
         model = SavedModel(
@@ -209,6 +219,9 @@ class Recorder:
         save_model(run_dir / CHECKPOINT, model)
         with atomic_path(run_dir / "config.toml") as temporary:
             temporary.write_text(config.to_toml(), encoding="utf-8")
+        if config.trace_events:
+            names = [f"{roles.name(rank)} {rank}" for rank in range(len(records))]
+            write_trace(run_dir / TRACE, records, names)
         write_json(run_dir / "summary.json", summary)
         return summary, weights
 

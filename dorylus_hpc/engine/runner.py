@@ -17,7 +17,7 @@ from threading import Lock
 import numpy as np
 
 from dorylus_hpc.comm.blocks import BlockExchange, Channel, cut_plan
-from dorylus_hpc.engine.executor import CPU, Executor
+from dorylus_hpc.engine.executor import CPU, Executor, lane_name
 from dorylus_hpc.engine.intervals import cut_intervals
 from dorylus_hpc.engine.loading import LoadedGraph
 from dorylus_hpc.engine.pipeline import Line, Loop, Work
@@ -27,6 +27,7 @@ from dorylus_hpc.engine.wiring import wire
 from dorylus_hpc.graph.data import TEST, TRAIN, UNLABELLED, VALIDATION
 from dorylus_hpc.nn.params import FlatLayout
 from dorylus_hpc.nn.program import Program, Stage, Task
+from dorylus_hpc.report.trace import Tracer
 
 SETS = (TRAIN, VALIDATION, TEST)
 DENSE = "dense"
@@ -101,6 +102,8 @@ class Runner:
         Evaluations go on beside the training, on row tensors of their own.
     experiment
         Delays.
+    tracer
+        Takes what happens.
 
     Attributes
     ----------
@@ -133,7 +136,9 @@ class Runner:
         trains: bool = True,
         evaluates_beside: bool = False,
         experiment: Experiment | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
+        self._tracer = tracer or Tracer(time.perf_counter(), limit=0)
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self._program, self._executor, self._mode = program, executor, mode
         self._parts = {part.index: part for part in graph.parts}
@@ -180,7 +185,7 @@ class Runner:
         )
         self.training = line(self.tensors, first=True)
         self.evaluation = line(self._evaluated, first=False)
-        self.loop = Loop(executor, [self.training, self.evaluation])
+        self.loop = Loop(executor, [self.training, self.evaluation], self._tracer)
         self.counts_training = False
         self._last_forward = {
             kind: max(
@@ -366,22 +371,27 @@ class Runner:
         ends: bool,
     ) -> None:
         """Run stages one after the other, on a thread of the executor."""
-        began = time.perf_counter()
+        evaluates, number, part, interval = key
+        times = [time.perf_counter()]
         if delay:
             time.sleep(delay)
-        evaluates, number, part, interval = key
-        spent = []
         for stage in stages:
-            start = time.perf_counter()
             assert stage.run is not None
             stage.run(task)
-            spent.append((stage.kind, time.perf_counter() - start))
+            times.append(time.perf_counter())
         correct = self._correct(task) if ends and (evaluates or self.counts_training) else _NONE
         if factor > 1.0:
-            time.sleep((factor - 1.0) * (time.perf_counter() - began))
+            time.sleep((factor - 1.0) * (time.perf_counter() - times[0]))
+        times[-1] = time.perf_counter()
+        lane = self._tracer.lane(lane_name())
+        for stage, begin, end in zip(stages, times[:-1], times[1:], strict=True):
+            self._tracer.task(
+                stage.kind, begin, end, lane, epoch=task.epoch, layer=stage.layer, part=part,
+                interval=interval, evaluation=evaluates,
+            )  # fmt: skip
         with self._lock:
-            for kind, seconds in spent:
-                self.seconds["eval" if evaluates else kind] += seconds
+            for stage, begin, end in zip(stages, times[:-1], times[1:], strict=True):
+                self.seconds["eval" if evaluates else stage.kind] += end - begin
             if ends:
                 self._results[evaluates, number, part][interval] = (task.loss, correct)
 

@@ -88,21 +88,21 @@ class Group:
         Number of the table that its gather reads, or None.
     writes
         Number of the table that it completes, or None.
-    prepares
-        Number of a table whose rows it writes and a later group of the unit completes, or None.
     weights
         Whether it uses or gives gradients of weights.
     covers_ghosts
         Whether the ghosts' units run it too.
+    prepares
+        Number of a table whose rows it writes and a later group of the unit completes, or None.
     """
 
     name: str
     resource: str = "cpu"
     reads: int | None = None
     writes: int | None = None
-    prepares: int | None = None
     weights: bool = False
     covers_ghosts: bool = False
+    prepares: int | None = None
 
 
 @dataclass(frozen=True)

@@ -222,6 +222,8 @@ class _Simulation:
         )
         if free < 1:
             raise self.fail(f"more tasks than workers of {group.resource} on server {server}")
+        if group.prepares is not None and task.unit in self.aside[server][group.prepares]:
+            raise self.fail(f"rows of unit {task.unit} set aside are overwritten by {group.name}")
         read = self.check_reads(server, task, group)
         self.check_weights(server, task, group)
         self.running[server][task.unit] = (task.round, task.group, read)

@@ -19,6 +19,7 @@ import numpy as np
 
 from dorylus_hpc.comm.failure import together
 from dorylus_hpc.comm.mailbox import Mailbox
+from dorylus_hpc.comm.reduce import gather_arrays
 from dorylus_hpc.comm.roles import Placement, Roles, assign_roles
 from dorylus_hpc.comm.waiting import wait_all
 from dorylus_hpc.config import TrainConfig
@@ -40,6 +41,7 @@ from dorylus_hpc.nn.params import FlatLayout, plan_layout
 from dorylus_hpc.nn.program import Program
 from dorylus_hpc.report.metrics import MetricsFile
 from dorylus_hpc.report.progress import Progress
+from dorylus_hpc.report.trace import Tracer, TraceRecord
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -90,7 +92,9 @@ def train(comm: Intracomm, config: TrainConfig, folder: Path, *, progress: bool 
     DivergedError
         On rank 0 alone: the loss became NaN or infinite.
     """
+    wait_all([comm.Ibarrier()])  # the timelines of all ranks begin together
     started = time.perf_counter()
+    tracer = Tracer(started, config.trace_events)
     roles = together(comm, lambda: assign_roles(comm, config.servers))
     manifest = together(comm, lambda: _checked_manifest(folder, roles))
     together(comm, lambda: _check_goal(config, manifest, folder))
@@ -112,11 +116,11 @@ def train(comm: Intracomm, config: TrainConfig, folder: Path, *, progress: bool 
     with ExitStack() as stack:
         executor = stack.enter_context(_executor(plan))
         hosted = together(
-            comm, lambda: _host(servers, plan, folder, executor) if roles.is_graph_server else None
+            comm, lambda: _host(servers, plan, folder, executor, tracer) if roles.is_graph_server else None
         )
         mailbox = Mailbox(comm, plan.dtype)
         service = _service(plan)
-        server = _weight_server(plan, mailbox, service) if roles.owns_weights else None
+        server = _weight_server(plan, mailbox, service, tracer) if roles.owns_weights else None
         wait_all([comm.Ibarrier()])  # epochs begin everywhere at once
         account = Account(setup_seconds=time.perf_counter() - started)
         recorder = _recorder(plan, stack, progress=progress) if roles.rank == 0 else None
@@ -141,12 +145,25 @@ def train(comm: Intracomm, config: TrainConfig, folder: Path, *, progress: bool 
         if hosted is not None:
             hosted.runner.close()
         accounts = comm.gather(account)
+        records = _gather_records(comm, tracer.record())
         outcome = None
-        if recorder is not None and accounts is not None and hosted is not None:
-            outcome = recorder.finish(roles, accounts, hosted.columns)
+        if recorder is not None and accounts is not None and records is not None and hosted is not None:
+            outcome = recorder.finish(roles, accounts, hosted.columns, records)
         summary, weights = comm.bcast(outcome)
     servers.Free()  # not after a fault: the others may never come to do it too
     return TrainingResult(Path(config.run_dir), summary, weights)
+
+
+def _gather_records(comm: Intracomm, record: TraceRecord) -> list[TraceRecord] | None:
+    """Collect what all ranks saw on rank 0. Collective."""
+    small = comm.gather((record.lanes, record.dropped))
+    arrays = gather_arrays(comm, [record.tasks, record.sent, record.arrived])
+    if small is None or arrays is None:
+        return None
+    return [
+        TraceRecord(found[0], found[1], found[2], lanes, dropped)
+        for found, (lanes, dropped) in zip(arrays, small, strict=True)
+    ]
 
 
 def _checked_manifest(folder: Path, roles: Roles) -> Manifest:
@@ -255,7 +272,7 @@ def _executor(plan: Plan) -> Executor:
     return Executor(config.threads, others)
 
 
-def _host(servers: Intracomm, plan: Plan, folder: Path, executor: Executor) -> Hosted:
+def _host(servers: Intracomm, plan: Plan, folder: Path, executor: Executor, tracer: Tracer) -> Hosted:
     config = plan.config
     graph = load_graph(servers, folder, plan.manifest, load_settings(config))
     runner = Runner(
@@ -269,6 +286,7 @@ def _host(servers: Intracomm, plan: Plan, folder: Path, executor: Executor) -> H
         n_labelled=plan.manifest.train,
         evaluates_beside=not plan.evaluated_in_training,
         experiment=Experiment(config.dense_delay, config.straggler),
+        tracer=tracer,
     )
     runner.counts_training = plan.evaluated_in_training
     return Hosted(runner, graph.columns)
@@ -298,11 +316,11 @@ def _service(plan: Plan) -> Service:
     )
 
 
-def _weight_server(plan: Plan, mailbox: Mailbox, service: Service) -> WeightServer:
+def _weight_server(plan: Plan, mailbox: Mailbox, service: Service, tracer: Tracer) -> WeightServer:
     owner = service.servers.index(plan.roles.rank)
     initial = plan.layout.initial(plan.config.seed, plan.dtype)
     shard = WeightShard(plan.layout, owner, build_optimizer(plan.config), initial)
-    return WeightServer(mailbox, service, shard)
+    return WeightServer(mailbox, service, shard, tracer)
 
 
 def _serve(plan: Plan, mailbox: Mailbox, server: WeightServer) -> None:

@@ -27,6 +27,7 @@ from dorylus_hpc.comm.mailbox import Letter, Letters, Mailbox
 from dorylus_hpc.engine.stash import VersionStore
 from dorylus_hpc.nn.optim import Optimizer
 from dorylus_hpc.nn.params import FlatLayout
+from dorylus_hpc.report.trace import Tracer
 
 NEVER = -1  # in place of a version: no weights will come
 NOBODY = -1  # in place of a unit: all are meant
@@ -154,6 +155,8 @@ class WeightServer:
         Of the run.
     shard
         What is owned here.
+    tracer
+        Takes the updates.
 
     Attributes
     ----------
@@ -169,7 +172,8 @@ class WeightServer:
         What the graph servers have heard, all together: the same on all weight servers when finished.
     """
 
-    def __init__(self, mailbox: Mailbox, service: Service, shard: WeightShard) -> None:
+    def __init__(self, mailbox: Mailbox, service: Service, shard: WeightShard, tracer: Tracer) -> None:
+        self._tracer = tracer
         self.update_seconds = 0.0
         self.most_versions = 1
         self.finished = True
@@ -317,7 +321,9 @@ class WeightServer:
     def _update(self, gradients: Sequence[np.ndarray] | np.ndarray, share: float = 1.0) -> None:
         start = time.perf_counter()
         self._shard.apply(gradients, share=share)
-        self.update_seconds += time.perf_counter() - start
+        end = time.perf_counter()
+        self.update_seconds += end - start
+        self._tracer.task("WU", start, end, self._tracer.lane("weights"), epoch=self._epoch)
 
     def _publish(self, epoch: int, owner: int, segment: np.ndarray) -> None:
         if epoch == LAST:

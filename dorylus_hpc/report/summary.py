@@ -46,6 +46,7 @@ def build_summary(
     ghost_bytes_per_epoch: int,
     staleness: Mapping[str, int],
     weight_versions: int,
+    overlap: Mapping[str, float],
     weights_sha256: str,
 ) -> dict[str, Any]:
     """Return the summary of a run.
@@ -70,6 +71,8 @@ def build_summary(
         Bound, largest start lead and largest age of rows read.
     weight_versions
         The most versions of the weights that a rank kept at a time.
+    overlap
+        Seconds in which graph work, dense work and messages ran, alone and at once.
     weights_sha256
         Of the last weights.
 
@@ -105,6 +108,7 @@ def build_summary(
         "ghost_bytes_per_epoch": ghost_bytes_per_epoch,
         "staleness": dict(staleness),
         "weight_versions": weight_versions,
+        "overlap": dict(overlap),
         "weights_sha256": weights_sha256,
         "lambda": dict.fromkeys(_LAMBDA, 0),
         "cost": dict.fromkeys(_COST),

@@ -14,6 +14,7 @@ from dorylus_hpc.comm.roles import Placement, assign_roles
 from dorylus_hpc.engine.weights import Service, Verdict, WeightClient, WeightServer, WeightShard
 from dorylus_hpc.nn.optim import make_optimizer
 from dorylus_hpc.nn.params import ParamSpec, plan_layout
+from dorylus_hpc.report.trace import Tracer
 
 MODELS = {
     "one tensor": (ParamSpec("W1", 1, (7, 5), 0.1),),
@@ -153,7 +154,7 @@ class Rank:
         if self.roles.owns_weights:
             owner = self.service.servers.index(self.roles.rank)
             shard = WeightShard(self.layout, owner, optimizer(kind), self.layout.initial(5, np.float32))
-            self.server = WeightServer(self.mailbox, self.service, shard)
+            self.server = WeightServer(self.mailbox, self.service, shard, Tracer(0.0))
         if self.roles.is_graph_server:
             self.client = WeightClient(self.mailbox, self.service)
         self.granted, self.refused, self.snapshots, self.final = set(), set(), {}, None
