@@ -106,10 +106,19 @@ def test_every_option_from_every_place(toml):
         "servers": 2,
         "intervals": 4,
         "threads": 1,
+        "mode": "async",
+        "staleness": 0,
+        "weight_update": "interval",
+        "target_accuracy": 0.75,
+        "patience": 7,
+        "switch_margin": 0.05,
+        "dense_delay": 0.5,
+        "straggler": 2.0,
+        "trace_events": 0,
         "eval_every": 5,
         "run_dir": "runs/a 'quoted' \"name\"",
     }
-    one_choice = {"model", "mode", "backend"}
+    one_choice = {"model", "backend"}
     assert set(other) | one_choice == set(NAMES)
     wanted = make_config(other)
     assert all(getattr(wanted, name) != getattr(make_config({}), name) for name in other)

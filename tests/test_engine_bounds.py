@@ -189,7 +189,7 @@ def test_work_of_ghosts_counts_where_it_is_done() -> None:
 @pytest.mark.parametrize("mode", ["nopipe", "pipe", "async"])
 def test_no_run_beats_the_bound(mode: str) -> None:
     for seed in SEEDS:
-        cluster = random_cluster(seed, mode=mode)  # type: ignore[arg-type]
+        cluster = random_cluster(seed, mode=mode, stops=0.0)  # type: ignore[arg-type]
         of = drawn(seed, cluster)
         for message in (0.0, 0.5):
             least = run_bound(cluster, of, message_seconds=message)
@@ -226,7 +226,7 @@ def test_pipe_with_few_workers_stays_within_the_sum_of_both_bounds() -> None:
 
 def test_the_path_in_async_is_that_of_an_exact_epoch_and_chains() -> None:
     for seed in SEEDS:
-        cluster = random_cluster(seed, mode="async")
+        cluster = random_cluster(seed, mode="async", stops=0.0)
         of = drawn(seed, cluster)
         later = (len(cluster.rounds) - 1) * longest_chain(cluster, of)
         expected = epoch_bound(cluster, of).critical_path + later
@@ -252,5 +252,5 @@ def test_nopipe_takes_no_longer_than_its_arithmetic_and_as_long_on_equal_servers
 
 def test_checks_of_idle_workers_change_no_outcome() -> None:
     for seed in range(30):
-        cluster = random_cluster(seed)
+        cluster = random_cluster(seed, stops=0.0)
         assert simulate(cluster, seed=seed) == simulate(cluster, seed=seed, check_idle=False)

@@ -47,7 +47,7 @@ def test_exact_modes_never_lead(mode: str) -> None:
 def test_the_bound_is_reached_and_not_only_kept() -> None:
     for staleness in range(4):
         outcomes = [
-            simulate(random_cluster(seed, mode="async", staleness=staleness, epochs=6), seed=seed)
+            simulate(random_cluster(seed, mode="async", staleness=staleness, epochs=6, stops=0.0), seed=seed)
             for seed in range(30)
         ]
         assert max(outcome.max_lead for outcome in outcomes) == staleness
@@ -92,6 +92,14 @@ def test_weights_one_version_too_old_are_caught(monkeypatch: pytest.MonkeyPatch)
 def test_weights_that_are_not_given_back_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(VersionStore, "release", lambda self, who: ())
     assert caught(mode="pipe")
+
+
+def test_a_unit_that_keeps_weights_after_a_stop_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Schedule._may_start
+    monkeypatch.setattr(
+        Schedule, "_may_start", lambda self, unit, number: not self._stopped and original(self, unit, number)
+    )
+    assert caught(mode="async", stops=1.0)
 
 
 def test_installing_under_a_reader_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

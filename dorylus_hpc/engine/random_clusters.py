@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
-from itertools import pairwise
 
 from dorylus_hpc.engine.schedule import Direction, Group, Mode, Round, Table, Topology, Unit
 from dorylus_hpc.engine.simulator import Cluster
@@ -14,7 +12,12 @@ DIRECTIONS: tuple[Direction, ...] = ("in", "out")
 
 
 def random_cluster(
-    seed: int, *, mode: Mode | None = None, staleness: int | None = None, epochs: int | None = None
+    seed: int,
+    *,
+    mode: Mode | None = None,
+    staleness: int | None = None,
+    epochs: int | None = None,
+    stops: float = 0.3,
 ) -> Cluster:
     """Draw servers, parts, intervals, who reads whom, depth, workers and rounds.
 
@@ -24,6 +27,8 @@ def random_cluster(
         Decides everything that is not given.
     mode, staleness, epochs
         Given instead of drawn.
+    stops
+        Share of asynchronous runs that are told to stop at some time.
 
     Returns
     -------
@@ -56,6 +61,7 @@ def random_cluster(
         workers={"cpu": rng.randint(1, 3), "dense": rng.choice((1, 2, 100))},
         parameter_servers=rng.randint(1, 2),
         update=rng.choice(("epoch", "interval")) if chosen == "async" else "epoch",
+        stop_at=rng.uniform(0, 40) if chosen == "async" and rng.random() < stops else None,
     )
 
 
@@ -80,7 +86,7 @@ def _program(
             forward += _gather(f"{layer}", number, split=split)
         else:
             forward.append(Group("AV1", dense, weights=True))
-    evaluate: Sequence[Group] = tuple(forward)
+    evaluate = tuple(forward)
     backward: list[Group] = []
     chain = list(forward)
     for layer in range(layers, 0, -1):
@@ -95,18 +101,7 @@ def _program(
         else:
             chain[-1] = marked
         backward += _gather(f"d{layer}", number, split=split)
-    train, evaluate = ([*chain, *backward], list(evaluate))
-    if split and rng.random() < 0.5:
-        for groups in (train, evaluate):
-            _prepare(groups)
-    return tuple(tables), {"train": tuple(train), "evaluate": tuple(evaluate)}
-
-
-def _prepare(groups: list[Group]) -> None:
-    """Let gathers write rows of the table that the dense task behind them completes."""
-    for place, (group, following) in enumerate(pairwise(groups)):
-        if group.reads is not None and group.writes is None:
-            groups[place] = replace(group, prepares=following.writes)
+    return tuple(tables), {"train": (*chain, *backward), "evaluate": evaluate}
 
 
 def _gather(name: str, table: int, *, split: bool) -> list[Group]:

@@ -92,8 +92,6 @@ class Group:
         Whether it uses or gives gradients of weights.
     covers_ghosts
         Whether the ghosts' units run it too.
-    prepares
-        Number of a table whose rows it writes and a later group of the unit completes, or None.
     """
 
     name: str
@@ -102,7 +100,6 @@ class Group:
     writes: int | None = None
     weights: bool = False
     covers_ghosts: bool = False
-    prepares: int | None = None
 
 
 @dataclass(frozen=True)
@@ -437,6 +434,11 @@ class Schedule:
         return self._stopped and idle == len(self.done)
 
     @property
+    def stopped(self) -> bool:
+        """Whether no more rounds start."""
+        return self._stopped
+
+    @property
     def rounds_done(self) -> int:
         """Rounds that all units here have done."""
         return self._local_done
@@ -464,7 +466,7 @@ class Schedule:
         if number == len(self._rounds):
             return
         if self._place[unit] == 0:
-            if not self._may_start(number):
+            if not self._may_start(unit, number):
                 self._blocked.add(unit)
                 return
             self._place[unit] = self._next_place(unit, number, 0)
@@ -485,8 +487,8 @@ class Schedule:
             return
         heappush(self._ready[group.resource], (number, self._place[unit], unit))
 
-    def _may_start(self, number: int) -> bool:
-        if self._stopped:
+    def _may_start(self, unit: int, number: int) -> bool:
+        if self._stopped and not self._bound[unit]:
             return False
         if self._exact:
             return self._local_done >= number
@@ -505,10 +507,9 @@ class Schedule:
 
     def _lags(self, group: Group, unit: int, number: int) -> bool:
         """Whether an entry that the task touches is not fit for it yet; the unit then waits for it."""
-        for written in (group.writes, group.prepares):
-            if written is not None and unit in self._staged[written]:
-                self._waiting[written][unit].append(unit)  # what is set aside must not be overwritten
-                return True
+        if group.writes is not None and unit in self._staged[group.writes]:
+            self._waiting[group.writes][unit].append(unit)  # what is set aside must not be overwritten
+            return True
         if group.reads is None:
             return False
         table, needed = group.reads, self._needed(number)

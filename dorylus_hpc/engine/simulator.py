@@ -56,6 +56,8 @@ class Cluster:
         At least 1.
     update
         ``epoch``: a version when all gradients of an epoch are there; ``interval``: one a unit and epoch.
+    stop_at
+        When the run is told to stop, asynchronous modes only; None: it goes on to its end.
     """
 
     topologies: Sequence[Topology]
@@ -68,6 +70,7 @@ class Cluster:
     workers: Mapping[str, int] = field(default_factory=lambda: {"cpu": 1})
     parameter_servers: int = 1
     update: str = "epoch"
+    stop_at: float | None = None
 
 
 @dataclass
@@ -169,6 +172,8 @@ class _Simulation:
         self.home: dict[tuple[int, int], int] = {}
         self.stores = [VersionStore() for _ in range(cluster.parameter_servers)]
         self.version = 0
+        self.closed: set[int] = set()
+        self.refused: set[tuple[int, int]] = set()
         self.pending_binds: list[list[tuple[int, int, int]]] = [[] for _ in self.stores]
         self.published: list[set[int]] = [set() for _ in self.stores]
         self.gradients: defaultdict[int, int] = defaultdict(int)
@@ -185,6 +190,8 @@ class _Simulation:
     def run(self) -> Outcome:
         for server, schedule in enumerate(self.schedules):
             self.act(server, schedule.start())
+        if self.cluster.stop_at is not None:
+            self.later(self.cluster.stop_at, self.stop)
         while self.events:
             self.now, _, event = heappop(self.events)
             event()
@@ -231,8 +238,6 @@ class _Simulation:
         )
         if free < 1:
             raise self.fail(f"more tasks than workers of {group.resource} on server {server}")
-        if group.prepares is not None and task.unit in self.aside[server][group.prepares]:
-            raise self.fail(f"rows of unit {task.unit} set aside are overwritten by {group.name}")
         read = self.check_reads(server, task, group)
         self.check_weights(server, task, group)
         self.running[server][task.unit] = (task.round, task.group, read)
@@ -306,9 +311,30 @@ class _Simulation:
         self.pending_binds[home].append((server, action.unit, action.version))
         self.later(self.message_seconds(self.rng, server, -1), lambda: self.grant(home))
 
+    def stop(self) -> None:
+        """Each weight server, and each graph server, hears of it in its own time."""
+        for home in range(len(self.stores)):
+            self.later(self.message_seconds(self.rng, -1, -1), lambda h=home: self.close(h))  # type: ignore[misc]
+        for server in range(len(self.schedules)):
+            self.later(
+                self.message_seconds(self.rng, -1, server),
+                lambda s=server: self.act(s, self.schedules[s].stop()),  # type: ignore[misc]
+            )
+
+    def close(self, home: int) -> None:
+        self.closed.add(home)
+        self.grant(home)
+
     def grant(self, home: int) -> None:
         waiting, self.pending_binds[home] = self.pending_binds[home], []
         for server, unit, least in waiting:
+            if home in self.closed:
+                self.refused.add((server, unit))
+                self.later(
+                    self.message_seconds(self.rng, -1, server),
+                    lambda s=server, u=unit: self.act(s, self.schedules[s].denied(u)),  # type: ignore[misc]
+                )
+                continue
             version = self.stores[home].bind((server, unit), least)
             if version is None:
                 self.pending_binds[home].append((server, unit, least))
@@ -445,16 +471,18 @@ class _Simulation:
 
     def could_run(self, server: int, unit: int, number: int, place: int, group: Group, slowest: int) -> bool:
         asynchronous, staleness = self.cluster.mode == "async", self.cluster.staleness
+        if (server, unit) in self.refused:
+            return False
         if place == 0:
+            if self.schedules[server].stopped and unit not in self.weights[server]:
+                return False
             if asynchronous and number > slowest + (staleness if number > 1 else 0):
                 return False
             if not asynchronous and min(self.schedules[server].done) < number:
                 return False
         if group.weights and unit not in self.weights[server]:
             return False
-        if any(
-            unit in self.aside[server][table] for table in (group.writes, group.prepares) if table is not None
-        ):
+        if group.writes is not None and unit in self.aside[server][group.writes]:
             return False
         if group.reads is None:
             return True

@@ -144,20 +144,13 @@ def _groups(
         exchanged = False
     groups = []
     for place, stages in enumerate(kept):
-        following = next((table for table in reads[place + 1 :] if table is not None), None)
         completes = place + 1 < len(kept) and reads[place + 1] is not None
-        prepares = (
-            following is not None
-            and not completes
-            and any(stage.output == tables[following].name for stage in stages)
-        )
         groups.append(
             Group(
                 name="+".join(f"{stage.kind}{stage.layer}" for stage in stages),
                 resource=GRAPH if _on_server(stages[0]) else dense,
                 reads=reads[place],
                 writes=reads[place + 1] if completes else None,
-                prepares=following if prepares else None,
                 weights=any(stage.kind in ("AV", "dAV") and not stage.weightless for stage in stages),
                 covers_ghosts=stages[0].covers_ghosts,
             )

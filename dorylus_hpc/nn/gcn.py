@@ -162,7 +162,7 @@ class _Layer:
         return made
 
     def setup(self) -> tuple[Stage, ...]:
-        return (Stage("GA", 1, self.gather_features, output="M1"),) if self.constant else ()
+        return (Stage("GA", 1, self.gather_features),) if self.constant else ()
 
     def forward(self) -> list[Stage]:
         i = self.index
@@ -184,9 +184,9 @@ class _Layer:
                 stages.append(Stage("SC", i, tensor=f"H{i - 1}"))
             if not self.constant:
                 if self.first:
-                    stages.append(Stage("GA", i, self.gather_features, tensor=FEATURES, output=f"M{i}"))
+                    stages.append(Stage("GA", i, self.gather_features, tensor=FEATURES))
                 else:
-                    stages.append(Stage("GA", i, self.gather_input, tensor=f"H{i - 1}", output=f"M{i}"))
+                    stages.append(Stage("GA", i, self.gather_input, tensor=f"H{i - 1}"))
             stages.append(Stage("AV", i, self.transform_aggregate))
         else:
             stages.append(
@@ -194,7 +194,7 @@ class _Layer:
             )
             if not self.first:
                 stages.append(Stage("SC", i, tensor=f"Y{i}"))
-            stages.append(Stage("GA", i, self.gather_transformed, tensor=f"Y{i}", output=f"H{i}"))
+            stages.append(Stage("GA", i, self.gather_transformed, tensor=f"Y{i}"))
             stages.append(Stage("AV", i, self.activate))
         if self.last:
             stages.append(Stage("AV", i, self.loss, trains_only=True))
@@ -208,12 +208,12 @@ class _Layer:
             if not self.first:
                 stages += [
                     Stage("dSC", i, tensor=f"dM{i}"),
-                    Stage("dGA", i, self.gather_input_backward, tensor=f"dM{i}", output=f"dH{i - 1}"),
+                    Stage("dGA", i, self.gather_input_backward, tensor=f"dM{i}"),
                 ]
         else:
             stages += [
                 Stage("dSC", i, tensor=f"dH{i}"),
-                Stage("dGA", i, self.gather_transformed_backward, tensor=f"dH{i}", output=f"dY{i}"),
+                Stage("dGA", i, self.gather_transformed_backward, tensor=f"dH{i}"),
                 Stage("dAV", i, self.transform_input_backward, on_server=self.first),
             ]
         return stages

@@ -119,8 +119,6 @@ class Stage:
     tensor
         For SC and dSC: the row tensor whose ghost rows are wanted. For GA and dGA: the one that is gathered,
         empty where it never changes.
-    output
-        For GA and dGA: the row tensor whose rows of the interval are written.
     covers_ghosts
         The stage also runs on the rows of ghosts (of in-edges), from inputs that are already here.
     trains_only
@@ -136,7 +134,6 @@ class Stage:
     layer: int
     run: Callable[[Task], None] | None = None
     tensor: str = ""
-    output: str = ""
     covers_ghosts: bool = False
     trains_only: bool = False
     weightless: bool = False
