@@ -35,6 +35,9 @@ KEYS = {
     "peak_rss_bytes": "",
     "ghost_bytes_per_epoch": "",
     "staleness": "bound max_lead max_read_age",
+    "weight_versions": "",
+    "overlap": "graph dense messages any graph_and_dense graph_and_messages dense_and_messages all_three"
+    " fraction",
     "weights_sha256": "",
     "lambda": "invocations retries throttles duplicates_refused timeouts cold_starts gb_seconds concurrency",
     "cost": "graph_servers parameter_servers lambda_compute lambda_requests total currency prices_dated",

@@ -18,9 +18,6 @@ class Kind(IntEnum):
     HALO_OUT = 1
     FEATURES = 2
     GATHER = 3
-    PULL = 4
-    PUSH = 5
-    PUBLISH = 6
 
 
 def tag(kind: Kind, *, epoch: int = 0, layer: int = 0) -> int:
