@@ -45,6 +45,7 @@ class Evaluations:
         self._done = 0
         rounds = Epochs("evaluate", 1, most, trains=False)
         line = runner.evaluation
+        line.expects = False
         runner.loop.do(line, runner.begin(line, "evaluate", "pipe", rounds, self))
 
     @property
@@ -100,6 +101,7 @@ class Evaluations:
     def _hurry(self) -> None:
         """Where evaluations come faster than idle workers do them, they no longer wait for such."""
         self._runner.evaluation.urgent = len(self.versions) - self._done > 1
+        self._runner.evaluation.expects = not self.idle
 
 
 class GraphServer:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-_TASK_WORK = 4_000_000  # multiply-adds of a task: a few milliseconds on one core
+_TASK_WORK = 12_000_000  # multiply-adds of an interval, at the widest: tasks of one to a few milliseconds
+_MULTIPLE = 4  # so that a few threads share them evenly
 _MOST = 64
 
 
@@ -22,8 +23,10 @@ def interval_count(n_own: int, n_edges: int, width: int) -> int:
     width
         Columns of the widest row tensor.
     """
-    work = (n_own + n_edges) * width
-    return max(1, min(-(-work // _TASK_WORK), _MOST))
+    count = -(-(n_own + n_edges) * width // _TASK_WORK)
+    if count > 1:
+        count = -(-count // _MULTIPLE) * _MULTIPLE
+    return max(1, min(count, _MOST))
 
 
 def cut_intervals(indptr: np.ndarray, count: int) -> tuple[tuple[int, int], ...]:

@@ -30,7 +30,9 @@ from dorylus_hpc.engine.schedule import (
 from dorylus_hpc.engine.wiring import Wiring
 from dorylus_hpc.report.trace import Tracer
 
-_SHORTEST, _LONGEST = 20e-6, 1e-3  # seconds between two looks at MPI
+# Seconds between two looks at MPI: while nothing runs, while tasks run (looking takes the interpreter from
+# them), and at most.
+_SHORTEST, _BUSY, _LONGEST = 20e-6, 100e-6, 1e-3
 
 
 class Work(Protocol):
@@ -73,6 +75,8 @@ class Line:
         The present one.
     urgent
         Whether its tasks are not to wait for idle workers.
+    expects
+        Whether blocks may be taken now; until then they wait with MPI.
     """
 
     def __init__(self, wiring: Wiring, exchange: BlockExchange, *, first: bool) -> None:
@@ -80,6 +84,7 @@ class Line:
         self.schedule: Schedule | None = None
         self.work: Work | None = None
         self.urgent = False
+        self.expects = True
         self.waiting: deque[Run] = deque()
         self._numbers = {
             way: {block: number for number, block in enumerate(blocks)}
@@ -213,7 +218,7 @@ class Loop:
             came = self._take_messages()
             if not came and not happened and not busy:
                 time.sleep(pause)
-            pause = _SHORTEST if came or happened else min(1.5 * pause, _LONGEST)
+            pause = (_BUSY if busy else _SHORTEST) if came or happened else min(1.5 * pause, _LONGEST)
         self._note_idleness(True)
 
     def leave(self) -> None:
@@ -256,7 +261,7 @@ class Loop:
     def _take_messages(self) -> int:
         count = self._take_letters()
         for line in self._lines:
-            if line.receives or line.exchange.sending:
+            if (line.receives and line.expects) or line.exchange.sending:
                 for table, block, stamp in line.exchange.poll():
                     self._tracer.arrived(
                         time.perf_counter(), table, *block, line.serial(stamp), evaluation=not line.first

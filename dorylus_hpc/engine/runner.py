@@ -31,6 +31,7 @@ from dorylus_hpc.report.trace import Tracer
 
 SETS = (TRAIN, VALIDATION, TEST)
 DENSE = "dense"
+AHEAD = 1  # tasks given to the cores before a worker is free, so that none waits for the loop
 
 
 @dataclass(frozen=True)
@@ -258,7 +259,7 @@ class Runner:
             self._wiring.tables,
             self._wiring.groups,
             rounds,
-            workers=self._executor.workers,
+            workers={**self._executor.workers, CPU: self._executor.threads + AHEAD},
             staleness=staleness,
             reads=self._wiring.reads,
         )

@@ -323,6 +323,7 @@ class Schedule:
         self._mode, self._topology, self._tables = mode, topology, tuple(tables)
         self._groups = {kind: tuple(chain) for kind, chain in groups.items()}
         self._rounds = rounds
+        self._only = self._groups[rounds.kind] if isinstance(rounds, Epochs) else None
         self._staleness = staleness
         self._exact = mode != "async"
         n_units = len(topology.units)
@@ -446,6 +447,8 @@ class Schedule:
     # How a unit moves.
 
     def _chain(self, number: int) -> tuple[Group, ...]:
+        if self._only is not None:
+            return self._only
         return self._groups[self._rounds[number].kind]
 
     def group(self, number: int, place: int) -> Group:
