@@ -82,7 +82,7 @@ def test_result_is_what_is_on_disk(folder):
         "b2": (2,),
     }
     names = {path.name for path in result.run_dir.iterdir()}
-    assert names == {"summary.json", "metrics.jsonl", "checkpoint.h5", "config.toml", "graph"}
+    assert names == {"summary.json", "metrics.jsonl", "checkpoint.h5", "config.toml", "trace.json", "graph"}
     assert {path.name for path in folder.iterdir()} == {"ring.npz", "runs"}
 
 

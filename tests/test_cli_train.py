@@ -374,7 +374,7 @@ def test_a_run_alone(inputs, tmp_path, monkeypatch, capfd):
     assert "accuracy of the best weights (after epoch " in said.out
     assert "results are in a run: summary.json, metrics.jsonl, checkpoint.h5, config.toml\n" in said.out
     names = {path.name for path in (tmp_path / "a run").iterdir()}
-    assert names == {"summary.json", "metrics.jsonl", "checkpoint.h5", "config.toml"}
+    assert names == {"summary.json", "metrics.jsonl", "checkpoint.h5", "config.toml", "trace.json"}
     with h5py.File(tmp_path / "a run" / "checkpoint.h5") as file:
         assert set(file["weights"]) == {"best", "last"}
 
