@@ -113,3 +113,30 @@ def test_the_bound_holds(comm, shared_tmp_path, late, staleness, weight_update):
     assert summary["staleness"]["max_lead"] <= staleness
     assert summary["staleness"]["max_read_age"] <= staleness + 1
     assert summary["loss"][-1] < summary["loss"][0]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_runs_equal_the_oracle(comm, shared_tmp_path, late, seed):
+    """Servers, parts, intervals, partitioner, depth, widths, threads and mode are drawn."""
+    rng = random.Random(seed)
+    servers = rng.randint(0, min(2, comm.size - 1))
+    n = rng.randint(30, 120)
+    graph = graphs.directed_random(
+        n, rng.randint(n, 6 * n), features=rng.randint(3, 20), classes=rng.randint(2, 9), seed=seed
+    )
+    options = {
+        "dtype": "float64",
+        "layers": rng.randint(1, 4),
+        "hidden": rng.randint(2, 12),
+        "intervals": rng.randint(1, 40),
+        "epochs": rng.randint(2, 8),
+        "dropout": rng.choice((0.0, 0.4)),
+        "input_dropout": rng.choice((0.0, 0.3)),
+        "eval_every": rng.randint(1, 3),
+    }
+    mode, threads = rng.choice(("pipe", "nopipe")), rng.randint(1, 3)
+    group = all_ranks(comm, servers)
+    partitioner = rng.choice(("metis", "range", "hash"))
+    folder = prepare(comm, graph, shared_tmp_path / "graph", parts=rng.randint(4, 7), partitioner=partitioner)
+    result = train(comm, *group, folder, shared_tmp_path / "run", mode=mode, threads=threads, **options)
+    assert_equals_oracle(comm, graph, folder, result, group, **options)
