@@ -110,23 +110,23 @@ def longest_chain(cluster: Cluster, of: Callable[[int, Group], float]) -> float:
 
 @pytest.mark.parametrize(
     ("units", "workers", "bound", "nopipe"),
-    [(2, 1, Bound(6.0, 3.0), 6.0), (3, 2, Bound(4.5, 3.0), 6.0), (2, 5, Bound(1.2, 3.0), 3.0)],
+    [(2, 1, Bound(6.0, 3.0, 6.0), 6.0), (3, 2, Bound(4.5, 3.0, 4.5), 6.0), (2, 5, Bound(1.2, 3.0, 1.2), 3.0)],
 )
 def test_one_server(units: int, workers: int, bound: Bound, nopipe: float) -> None:
     cluster = alone(units, workers=workers)
     of = lambda _, group: {"A": 1.0, "B": 2.0}[group.name]  # noqa: E731
     assert epoch_bound(cluster, of) == bound
-    assert bound.exact == max(bound.busiest_resource, bound.critical_path)
+    assert bound.exact == max(bound.busiest_resource, bound.critical_path, bound.head_load_tail)
     assert nopipe_seconds(cluster, of) == nopipe == run(replace(cluster, mode="nopipe"), of)
 
 
 def test_the_path_goes_through_the_slow_servers_rows() -> None:
     cluster = couple("pipe", 1, weights=False)
-    assert epoch_bound(cluster, unequal) == Bound(5.0, 7.0)  # A of server 1, then B of server 0
+    assert epoch_bound(cluster, unequal) == Bound(5.0, 7.0, 5.0)  # A of server 1, then B of server 0
     assert run(cluster, unequal) == 7.0
     assert critical_path(cluster, unequal, message_seconds=0.5) == 7.5
     apart = couple("pipe", 1, weights=False, reads=False)
-    assert epoch_bound(apart, unequal) == Bound(5.0, 5.0)
+    assert epoch_bound(apart, unequal) == Bound(5.0, 5.0, 5.0)
     assert run(apart, unequal) == 5.0
     assert nopipe_seconds(apart, unequal) == 7.0  # as if all waited for all: nopipe itself need not
     assert run(replace(apart, mode="nopipe"), unequal) == 5.0
@@ -162,6 +162,64 @@ def test_a_lead_hides_the_time_of_news() -> None:
     assert paths == [84, 50, 40]
 
 
+def between(mode: str, epochs: int, *, staleness: int = 0, servers: int = 1) -> Cluster:
+    """Four units a server: a task of many workers, then one of a single worker, then one of many."""
+    none = [()] * 4
+    topology = Topology(
+        units=tuple(Unit(0, interval) for interval in range(4)),
+        reads={"in": none, "out": none},
+        blocks={"in": 0, "out": 0},
+        ghost_reads={"in": none, "out": none},
+        sends={"in": [False] * 4, "out": [False] * 4},
+    )
+    return Cluster(
+        topologies=[
+            replace(
+                topology,
+                units=tuple(Unit(server, interval) for interval in range(4)),
+                peers=tuple(peer for peer in range(servers) if peer != server),
+            )
+            for server in range(servers)
+        ],
+        routes=[{"in": [[]] * 4, "out": [[]] * 4}] * servers,
+        tables=(),
+        groups={
+            "train": (Group("A", "dense", weights=True), Group("B"), Group("C", "dense", weights=True)),
+        },
+        rounds=[Round("train", epoch) for epoch in range(1, epochs + 1)],
+        mode=mode,  # type: ignore[arg-type]
+        staleness=staleness,
+        workers={"cpu": 1, "dense": 10},
+    )
+
+
+def test_a_resource_idles_at_the_head_and_the_tail_of_an_epoch() -> None:
+    of = lambda _, group: {"A": 1.0, "B": 2.0, "C": 3.0}[group.name]  # noqa: E731
+    cluster = between("pipe", 1)
+    assert epoch_bound(cluster, of) == Bound(8.0, 6.0, 1 + 4 * 2 + 3)
+    assert run(cluster, of) == 12.0
+    for servers in (1, 2):
+        for mode in ("pipe", "async"):  # S = 0
+            several = between(mode, 5, servers=servers)
+            assert run_bound(several, of) == run(several, of) == 5 * 12.0
+    # Epoch 2 waits for all of epoch 1. Then the worker of B goes on without a pause, to its last tail.
+    ahead = between("async", 5, staleness=1)
+    assert run_bound(ahead, of) == run(ahead, of) == 12 + 1 + 4 * 8 + 3
+    assert critical_path(ahead, of) == 5 * 6.0
+
+
+def test_the_tail_follows_rows_to_another_server() -> None:
+    cluster = couple("pipe", 1, weights=False)
+    cluster = replace(
+        cluster,
+        groups={"train": (Group("A", writes=0), Group("B", "dense", reads=0))},
+        workers={"cpu": 1, "dense": 1},
+    )
+    # Server 1: nothing before A (3), and behind it B of server 0 (4).
+    assert epoch_bound(cluster, unequal) == Bound(4.0, 7.0, 7.0)
+    assert epoch_bound(cluster, unequal, message_seconds=0.5) == Bound(4.0, 7.5, 7.5)
+
+
 def test_work_of_ghosts_counts_where_it_is_done() -> None:
     cluster = alone(2, workers=1, reads=False)
     ghosts = replace(
@@ -179,7 +237,7 @@ def test_work_of_ghosts_counts_where_it_is_done() -> None:
         groups={"train": (Group("A", writes=0, covers_ghosts=True), Group("B", reads=0))},
     )
     fixed = lambda server, group: 1.0  # noqa: E731
-    assert epoch_bound(cluster, fixed) == Bound(5.0, 2.0)
+    assert epoch_bound(cluster, fixed) == Bound(5.0, 2.0, 5.0)
     assert nopipe_seconds(cluster, fixed) == run(replace(cluster, mode="nopipe"), fixed) == 5.0
 
 
@@ -222,6 +280,22 @@ def test_pipe_with_few_workers_stays_within_the_sum_of_both_bounds() -> None:
         # A chain is at work, or all workers of a resource that it waits for are.
         seconds = run(cluster, of, seed=seed)
         assert bound.exact - NEAR <= seconds <= len(UNLIMITED) * total + bound.critical_path + NEAR, seed
+
+
+def test_no_epoch_beats_its_bound_and_few_workers_come_nearer_to_it() -> None:
+    nearer, before, now = 0, 0.0, 0.0
+    for seed in SEEDS:
+        cluster = replace(random_cluster(seed, mode="pipe", epochs=1), workers={"cpu": 1, "dense": 100})
+        of = drawn(seed, cluster)
+        for message in (0.5, 0.0):
+            bound = epoch_bound(cluster, of, message_seconds=message)
+            seconds = run(cluster, of, message=message, seed=seed)
+            assert seconds >= bound.exact - NEAR, (seed, message)
+        parts = max(bound.busiest_resource, bound.critical_path)
+        nearer += bound.head_load_tail > parts + NEAR
+        before, now = before + seconds / parts, now + seconds / bound.exact
+    assert nearer > len(SEEDS) / 8
+    assert now / len(SEEDS) - 1 < 0.9 * (before / len(SEEDS) - 1)
 
 
 def test_the_path_in_async_is_that_of_an_exact_epoch_and_chains() -> None:
