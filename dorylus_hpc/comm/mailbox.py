@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _NUMBERS = 8
 _HEAD = 8 * _NUMBERS  # bytes; the vector behind it stays aligned
 _MOST_BYTES = 2**31 - 1
-_SHORTEST, _LONGEST = 20e-6, 1e-3  # seconds between two looks
+_SHORTEST, _LONGEST = 20e-6, 200e-6  # seconds between two looks
 
 
 class Letters(IntEnum):

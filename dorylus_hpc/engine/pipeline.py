@@ -30,9 +30,11 @@ from dorylus_hpc.engine.schedule import (
 from dorylus_hpc.engine.wiring import Wiring
 from dorylus_hpc.report.trace import Tracer
 
-# Seconds between two looks at MPI: while nothing runs, while tasks run (looking takes the interpreter from
-# them), and at most.
-_SHORTEST, _BUSY, _LONGEST = 20e-6, 100e-6, 1e-3
+# Seconds between two looks at MPI: the first and the longest while nothing runs, and while tasks run, from
+# which looking takes the interpreter.
+_SHORTEST, _IDLE = 20e-6, 200e-6
+_BUSY, _LONGEST = 100e-6, 1e-3
+_AT_ONCE = 4  # ends of tasks handled between two looks
 
 
 class Work(Protocol):
@@ -174,6 +176,7 @@ class Loop:
         self._mailbox: Mailbox | None = None
         self._handle: Callable[[Letter], None] | None = None
         self._actions: deque[tuple[Line, Action]] = deque()
+        self._sends: deque[tuple[Line, Send]] = deque()
         self._running: Counter[str] = Counter()
         self._acting = False
 
@@ -187,8 +190,11 @@ class Loop:
         if self._acting:
             return
         self._acting = True
-        while self._actions:
-            self._act(*self._actions.popleft())
+        while self._actions or self._sends:
+            if self._actions:
+                self._act(*self._actions.popleft())
+            else:  # packing takes time: workers get their tasks first, none of which changes these rows
+                self._send(*self._sends.popleft())
         self._acting = False
         self._start_waiting()
 
@@ -218,7 +224,10 @@ class Loop:
             came = self._take_messages()
             if not came and not happened and not busy:
                 time.sleep(pause)
-            pause = (_BUSY if busy else _SHORTEST) if came or happened else min(1.5 * pause, _LONGEST)
+            if came or happened:
+                pause = _BUSY if busy else _SHORTEST
+            else:
+                pause = min(1.5 * pause, _LONGEST if busy else _IDLE)
         self._note_idleness(True)
 
     def leave(self) -> None:
@@ -246,7 +255,7 @@ class Loop:
     # Events.
 
     def _take_tasks(self, seconds: float | None) -> int:
-        """Wait for the end of a task, and take all that ended."""
+        """Wait for the end of a task, and take a few that ended."""
         count = 0
         ended = self._executor.wait(seconds)
         while ended is not None:
@@ -255,7 +264,7 @@ class Loop:
             assert line.schedule is not None
             self.do(line, line.schedule.task_done(unit))
             count += 1
-            ended = self._executor.wait(0)
+            ended = self._executor.wait(0) if count < _AT_ONCE else None
         return count
 
     def _take_messages(self) -> int:
@@ -290,7 +299,7 @@ class Loop:
                 else:
                     line.waiting.append(action)
             case Send():
-                self._send(line, action)
+                self._sends.append((line, action))
             case Install():
                 began = time.perf_counter()
                 line.install(action)
