@@ -335,7 +335,9 @@ class Runner:
         self.training.exchange.settle()
         self.training.restart()
         self.tensors.unite()
-        self._results.clear()
+        with self._lock:  # evaluations go on beside
+            for key in [key for key in self._results if not key[0]]:
+                del self._results[key]
 
     @property
     def parts(self) -> tuple[int, ...]:
