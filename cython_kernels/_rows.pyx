@@ -5,6 +5,7 @@ The innermost loops are C++ (simd/rowwise.hpp).
 
 from cython.parallel cimport prange
 from libc.stdint cimport int32_t
+from libc.stdlib cimport calloc, free
 
 from ._rowwise cimport Move, add_rows, move_rows
 from ._types cimport cut, pieces, real_t, stored_t
@@ -49,12 +50,9 @@ def pack_rows(
 def unpack_rows(
     const moved_t[:, ::1] rows, const int32_t[::1] index, stored_t[:, :, ::1] out, int level, int num_threads
 ):
-    """Threads take equal pieces of an index that increases, else ranges of the rows of `out`.
-
-    Ghosts are numbered in the order they arrive in, so most indices increase, and none is met twice.
-    """
+    """Threads take equal pieces of an index that meets no row twice; else one takes it all: the last one wins."""
     cdef Move[moved_t, stored_t] move
-    cdef Py_ssize_t k, lowest, highest, span, parts
+    cdef Py_ssize_t k, parts
     cdef Py_ssize_t n = index.shape[0]
     if n == 0 or rows.shape[1] == 0:
         return
@@ -69,39 +67,11 @@ def unpack_rows(
     move.out_tile = out.shape[1] * out.shape[2]
     move.out_index = &index[0]
     move.columns = rows.shape[1]
-    if num_threads == 1 or increases(index):
-        parts = pieces(n, num_threads)
-        for k in prange(parts, nogil=True, schedule="static", num_threads=num_threads):
-            move_rows(level, move, cut(n, parts, k), cut(n, parts, k + 1))
-        return
-    # A row may be met twice, and the last one wins: each thread has rows of its own, in the order of the
-    # index. Only those between the smallest and the largest are cut: ghosts are all at the end.
-    lowest = index[0]
-    highest = index[0]
-    for k in range(n):
-        lowest = min(lowest, <Py_ssize_t>index[k])
-        highest = max(highest, <Py_ssize_t>index[k])
-    span = highest + 1 - lowest
-    parts = pieces(span, num_threads)
+    parts = pieces(n, num_threads)
+    if parts > 1 and not (increases(index) or distinct(index)):
+        parts = 1
     for k in prange(parts, nogil=True, schedule="static", num_threads=num_threads):
-        unpack_range(&move, n, lowest + cut(span, parts, k), lowest + cut(span, parts, k + 1), level)
-
-
-cdef int unpack_range(
-    Move[moved_t, stored_t]* move, Py_ssize_t n, Py_ssize_t low, Py_ssize_t high, int level
-) except -1 nogil:
-    """Move the runs of the index whose rows are in the range."""
-    cdef Py_ssize_t k = 0
-    cdef Py_ssize_t first
-    while k < n:
-        if low <= move.out_index[k] < high:
-            first = k
-            while k < n and low <= move.out_index[k] < high:
-                k += 1
-            move_rows(level, move[0], first, k)
-        else:
-            k += 1
-    return 0
+        move_rows(level, move, cut(n, parts, k), cut(n, parts, k + 1))
 
 
 def scatter_add_rows(
@@ -134,6 +104,30 @@ cdef bint increases(const int32_t[::1] index) noexcept nogil:
         if index[k] <= index[k - 1]:
             return False
     return True
+
+
+cdef bint distinct(const int32_t[::1] index) except -1 nogil:
+    """Whether no row is met twice, in any order: one bit a row between the smallest and the largest."""
+    cdef Py_ssize_t k, place
+    cdef Py_ssize_t lowest = index[0]
+    cdef Py_ssize_t highest = index[0]
+    cdef bint found = True
+    cdef unsigned char* seen
+    for k in range(index.shape[0]):
+        lowest = min(lowest, <Py_ssize_t>index[k])
+        highest = max(highest, <Py_ssize_t>index[k])
+    seen = <unsigned char*>calloc((highest - lowest) // 8 + 1, 1)
+    if seen == NULL:
+        with gil:
+            raise MemoryError(f"no room for {highest - lowest + 1} bits")
+    for k in range(index.shape[0]):
+        place = index[k] - lowest
+        if seen[place >> 3] >> (place & 7) & 1:
+            found = False
+            break
+        seen[place >> 3] |= 1 << (place & 7)
+    free(seen)
+    return found
 
 
 cdef int check_index(const int32_t[::1] index, Py_ssize_t n_matrix, Py_ssize_t n_buffer) except -1:

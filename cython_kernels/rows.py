@@ -71,9 +71,8 @@ def unpack_rows(
     """Copy a buffer into rows of a matrix: ``out[index[k]] = rows[k]``; other rows stay as they are.
 
     If `index` repeats a row the last one wins, for any number of threads. O(m f) time. An index that does
-    not increase strictly is read to its end by every thread, which copies only rows in its own range of
-    `out`: O(num_threads m + m f) work, so more threads do not help where rows are of a few columns, or where
-    most of the index names a small range of rows.
+    not increase strictly is first looked through for repeats, with a bit a row between its smallest and its
+    largest; where there are any, one thread does all the work.
 
     Parameters
     ----------
@@ -85,7 +84,7 @@ def unpack_rows(
         [n, f], row-major or `Tiles`, apart from the inputs. Of the dtype of `rows`, or float32 and uint16
         for one another, as in `pack_rows`.
     num_threads
-        Threads over equal pieces of an index that increases strictly, else over ranges of the rows of `out`.
+        Threads over equal pieces of an index without repeats; with any, one.
     validate
         False skips the range check of `index`.
 
