@@ -88,8 +88,8 @@ def train(comm, graph_servers, servers, folder, run_dir, **options):
 def engine(comm, folder, program, settings, *, intervals=1, threads=1, trains=True) -> Iterator:
     """Give a Runner over the ranks of `comm`, and what it runs on."""
     manifest = read_manifest(folder)
-    graph = load_graph(comm, folder, manifest, settings)
     with Executor(threads) as executor:
+        graph = load_graph(comm, folder, manifest, settings, executor=executor)
         runner = Runner(
             graph,
             program,

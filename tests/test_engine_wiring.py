@@ -174,6 +174,12 @@ def test_dense_work_elsewhere_makes_tasks_of_its_own() -> None:
 def test_constant_features_are_gathered_before_the_first_epoch(layers: int) -> None:
     model = program(sparse_features=False, input_dropout=0.0, hidden=[3] * (layers - 1))
     wiring = wire(model, {0: PART}, {0: CUTS[0]}, plans())
-    assert [(g.name, g.reads) for g in wiring.groups["setup"]] == [("GA1", None)]
+    table = next(number for number, table in enumerate(wiring.tables) if table.name == "X")
+    assert wiring.tables[table].exchanged
+    assert wiring.exchanged["setup"] == (table,)
+    assert [(g.name, g.resource, g.reads, g.writes) for g in wiring.groups["setup"]] == [
+        ("LD1", "io", None, table),
+        ("GA1", "cpu", table, None),
+    ]
     assert wiring.groups["train"][0].reads is None
     assert not wiring.groups["train"][0].name.startswith("GA1")

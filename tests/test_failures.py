@@ -24,7 +24,7 @@ from dorylus_hpc.comm.launch import start_mpi
 from dorylus_hpc.comm import blocks
 from dorylus_hpc.engine import graph_server, loading, recorder, runner, weights
 owner, name = {
-    "load": (loading, "read_part"),
+    "load": (loading, "read_structure"),
     "epoch": (graph_server.GraphServer, "_end_epoch"),
     "task": (runner.Runner, "_run"),
     "exchange": (blocks.BlockExchange, "send"),

@@ -32,7 +32,7 @@ def words(groups: Any) -> list[str]:
 def test_constant_input_is_aggregated_once() -> None:
     model = program()
     assert model.orders == ("aggregate-first", "transform-first")
-    assert words(model.setup_groups()) == ["GA1"]
+    assert words(model.setup_groups()) == ["LD1", "SC1", "GA1"]
     assert words(model.training_groups()) == [
         "AV1 AV2",
         "SC2",

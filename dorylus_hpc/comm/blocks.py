@@ -162,7 +162,7 @@ class BlockExchange:
     Attributes
     ----------
     sent_bytes : int
-        Bytes of ghost rows sent.
+        Bytes of ghost rows sent since `end_setup`.
 
     Raises
     ------
@@ -269,6 +269,11 @@ class BlockExchange:
             else:
                 pack_rows(self._own[block[0]][channel.name], copy.lids, places, validate=False)
         self._recycle(buffers)
+
+    def end_setup(self) -> None:
+        """Give back the memory of messages that will not come again, and count bytes from 0."""
+        self._spare.clear()
+        self.sent_bytes = 0
 
     def settle(self) -> None:
         """Receive and drop all that is under way, after all have sent their last. Collective."""

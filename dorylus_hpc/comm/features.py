@@ -1,6 +1,6 @@
-"""Input features of ghosts: static, so they are exchanged once, at start-up.
+"""Sparse input features of ghosts: static, so they are exchanged once, at start-up.
 
-Dense rows go through an ordinary halo exchange; CSR rows are ragged and need their lengths first.
+CSR rows are ragged and need their lengths first. Dense rows go as blocks of a table like any other.
 """
 
 from __future__ import annotations
@@ -94,33 +94,6 @@ def exchange_csr(
         )
         for part, own in rows.items()
     }
-
-
-def exchange_dense(
-    halo: HaloExchange, n_ghosts: Mapping[int, int], rows: Mapping[int, np.ndarray]
-) -> dict[int, np.ndarray]:
-    """Append the ghosts' rows to each hosted part's own. Collective over graph servers.
-
-    Parameters
-    ----------
-    halo
-        The direction whose ghosts are meant.
-    n_ghosts
-        Ghosts of each hosted part.
-    rows
-        Own rows of each hosted part, (n_own, n_columns).
-
-    Returns
-    -------
-    dict of ndarray
-        By hosted part, (n_own + n_ghosts, n_columns).
-    """
-    local = {}
-    for part, own in rows.items():
-        local[part] = np.zeros((len(own) + n_ghosts[part], own.shape[1]), own.dtype)
-        local[part][: len(own)] = own
-    halo.begin(local).end()
-    return local
 
 
 def _pieces(array: np.ndarray) -> list[np.ndarray]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from queue import Empty, SimpleQueue
 from types import TracebackType
 
 from threadpoolctl import threadpool_limits
 
-CPU = "cpu"
+CPU, IO = "cpu", "io"
 
 
 class Executor:
@@ -27,12 +27,13 @@ class Executor:
         At least 1, for the work on this server's cores. The calling thread, which drives the schedule and
         MPI, is not one of them.
     others
-        Workers of other kinds, by name: threads that mostly wait for somebody far away.
+        Workers of other kinds, by name: threads that mostly wait for somebody far away. There is always one
+        called ``io``, which reads files.
     """
 
     def __init__(self, threads: int, others: Mapping[str, int] | None = None) -> None:
         self.threads = threads
-        self.workers = {CPU: threads, **(others or {})}
+        self.workers = {CPU: threads, IO: 1, **(others or {})}
         self._pools = {
             name: ThreadPoolExecutor(count, thread_name_prefix=name) for name, count in self.workers.items()
         }
@@ -51,6 +52,10 @@ class Executor:
                 self._ended.put((name, None))
 
         self._pools[resource].submit(run)
+
+    def background(self, job: Callable[[], None], resource: str) -> Future[None]:
+        """Have a job done beside the tasks; `wait` tells nothing of it. It may never begin if this ends."""
+        return self._pools[resource].submit(job)
 
     def wait(self, seconds: float | None) -> Hashable | None:
         """Sleep until a task ends, and return its name; None if none has after so many seconds.

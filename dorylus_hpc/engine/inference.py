@@ -21,7 +21,7 @@ from dorylus_hpc.engine.runner import Runner
 from dorylus_hpc.engine.trainer import check_parts
 from dorylus_hpc.errors import InputError
 from dorylus_hpc.graph.manifest import Manifest, read_manifest
-from dorylus_hpc.graph.store import read_part
+from dorylus_hpc.graph.store import read_structure
 from dorylus_hpc.nn.params import plan_layout
 
 if TYPE_CHECKING:
@@ -93,8 +93,10 @@ def predict(
         n_classes=model.classes,
         sparse_features=manifest.feature_kind == "csr",
     )
-    graph = load_graph(comm, folder, manifest, load_settings(config), columns=model.columns)
     with Executor(threads or threads_per_rank(comm)) as executor:
+        graph = load_graph(
+            comm, folder, manifest, load_settings(config), columns=model.columns, executor=executor
+        )
         runner = Runner(
             graph,
             program,
@@ -120,7 +122,7 @@ def probabilities(logits: np.ndarray) -> np.ndarray:
 
 def _in_input_order(folder: Path, manifest: Manifest, table: np.ndarray) -> Predictions:
     """Put rows that come part after part in the order of the input, beside their ids."""
-    parts = [read_part(folder, manifest, index, verify=False) for index in range(len(manifest.parts))]
+    parts = [read_structure(folder, manifest, index, verify=False)[0] for index in range(len(manifest.parts))]
     gids = np.concatenate([part.gid for part in parts])
     ids = np.concatenate([part.ids for part in parts if part.n_own])
     order = np.argsort(gids)

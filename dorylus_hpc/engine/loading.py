@@ -1,22 +1,34 @@
-"""From partition files to operands: what a graph server holds before its first epoch."""
+"""From partition files to operands: what a graph server holds before its first epoch.
+
+The structure is read first. Dense features follow on a thread of their own (`feature_loader`) while halos are
+planned and the runner is set up; features of ghosts come in the set-up, as soon as whoever owns them has
+read them. Sparse features are read beside the planning alone: rows of ghosts have lengths of their own, and
+are exchanged here.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import time
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy import sparse
 
 from cython_kernels import check_csr
+from cython_kernels.layout import empty
 from dorylus_hpc.comm.failure import together
-from dorylus_hpc.comm.features import exchange_csr, exchange_dense
+from dorylus_hpc.comm.features import exchange_csr
 from dorylus_hpc.comm.halo import HaloExchange, plan_halo
 from dorylus_hpc.comm.reduce import gather_by_part
 from dorylus_hpc.comm.roles import Placement
 from dorylus_hpc.comm.tags import Kind
+from dorylus_hpc.engine.executor import Executor
+from dorylus_hpc.engine.feature_loader import FeatureLoader, Target
 from dorylus_hpc.errors import InputError
+from dorylus_hpc.graph.csr import narrow
 from dorylus_hpc.graph.data import TRAIN, UNLABELLED
 from dorylus_hpc.graph.feature_norm import (
     ColumnStatistics,
@@ -28,9 +40,11 @@ from dorylus_hpc.graph.feature_norm import (
     statistics,
 )
 from dorylus_hpc.graph.normalise import gcn_scales
+from dorylus_hpc.graph.part_file import StoredFeatures
 from dorylus_hpc.graph.partition import Adjacency, Part
-from dorylus_hpc.graph.store import Manifest, read_part
+from dorylus_hpc.graph.store import Manifest, read_structure
 from dorylus_hpc.nn.operands import DenseFeatures, EdgeOperand, Features, PartOperands, SparseFeatures
+from dorylus_hpc.report.trace import Tracer
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -71,6 +85,8 @@ class LoadedGraph:
         Exchanges for the ghosts of in-edges (forward) and of out-edges (backward).
     columns
         Statistics of the features, if they were standardised.
+    loader
+        Reads what is not there yet of dense features. Those of ghosts are not there.
     """
 
     placement: Placement
@@ -79,6 +95,7 @@ class LoadedGraph:
     halo_in: HaloExchange
     halo_out: HaloExchange
     columns: ColumnStatistics | None
+    loader: FeatureLoader
 
 
 def load_graph(
@@ -87,8 +104,11 @@ def load_graph(
     manifest: Manifest,
     settings: LoadSettings,
     columns: ColumnStatistics | None = None,
+    *,
+    executor: Executor | None = None,
+    tracer: Tracer | None = None,
 ) -> LoadedGraph:
-    """Read the hosted parts and the features of their ghosts. Collective over graph servers.
+    """Read the hosted parts, and go on reading their features. Collective over graph servers.
 
     Parameters
     ----------
@@ -99,41 +119,148 @@ def load_graph(
     settings
         How to read it.
     columns
-        Statistics to standardise with; by default those of this graph.
+        Statistics to standardise with; by default those of this graph, which have all of its features read
+        here.
+    executor
+        Reads features on its thread for it; by default they are read when they are wanted.
+    tracer
+        Takes the slices.
 
     Raises
     ------
     AgreedError
-        A file is damaged, on any rank; or the features cannot be normalised as asked.
+        A file is damaged, on any rank; or the features cannot be normalised as asked. Of dense features this
+        may be found later, by `FeatureLoader.finish`.
     """
     placement = Placement(len(manifest.parts), comm.Get_size())
     hosted = placement.hosted(comm.Get_rank())
-    together(comm, lambda: check_norm(settings.feature_norm, sparse_features=manifest.feature_kind == "csr"))
-    parts = together(comm, lambda: [_read_part(folder, manifest, index, settings.dtype) for index in hosted])
+    is_sparse = manifest.feature_kind == "csr"
+    together(comm, lambda: check_norm(settings.feature_norm, sparse_features=is_sparse))
+    read = together(
+        comm, lambda: [_read_structure(folder, manifest, index, settings.dtype) for index in hosted]
+    )
+    parts = [part for part, _ in read]
+    loader = FeatureLoader(executor, tracer or Tracer(time.perf_counter(), limit=0))
+    dense, stored_sparse = {}, {}
+    for part, stored in read:
+        if is_sparse:
+            stored_sparse[part.index] = _add_sparse(loader, folder, part, stored, settings)
+        else:
+            dense[part.index] = _add_dense(loader, folder, part, stored, settings, columns)
     halo_in = _halo(comm, placement, {part.index: part.in_edges for part in parts}, Kind.HALO_IN)
     halo_out = _halo(comm, placement, {part.index: part.out_edges for part in parts}, Kind.HALO_OUT)
-    rows, columns = _normalised(comm, placement, parts, settings, columns)
-    n_ghosts = {part.index: part.in_edges.n_ghost for part in parts}
-    exchange: Any = exchange_csr if manifest.feature_kind == "csr" else exchange_dense
-    local = exchange(halo_in, n_ghosts, rows)
-    operands = tuple(_operands(part, local.pop(part.index), settings) for part in parts)
-    return LoadedGraph(placement, operands, tuple(part.ids for part in parts), halo_in, halo_out, columns)
+    edges = {part.index: _edge_operands(part, settings) for part in parts}
+    features: dict[int, Features] = {}
+    if is_sparse:
+        together(comm, loader.finish)  # lengths of rows are lengths of messages: they must be right
+        features |= _exchanged(halo_in, parts, manifest, stored_sparse, settings)
+    else:
+        if settings.feature_norm == "standard" and columns is None:
+            together(comm, loader.finish)
+            columns = _standardised(comm, placement, [dense[part.index][: part.n_own] for part in parts])
+        features |= {part.index: _dense_features(loader, part, dense[part.index]) for part in parts}
+    return LoadedGraph(
+        placement,
+        tuple(_operands(part, *edges[part.index], features[part.index]) for part in parts),
+        tuple(part.ids for part in parts),
+        halo_in,
+        halo_out,
+        columns if settings.feature_norm == "standard" else None,
+        loader,
+    )
 
 
-def _read_part(folder: Path, manifest: Manifest, index: int, dtype: np.dtype) -> Part:
-    """Read a part without loops, features and edge weights in the dtype of the run."""
-    part = read_part(folder, manifest, index).without_loops()
-    with np.errstate(over="ignore"):  # what became infinite is found and told
-        features = part.features.astype(dtype, copy=False)
-        weights = [edges.weights for edges in (part.in_edges, part.out_edges) if edges.weights is not None]
-        values = [("feature", features.data if sparse.issparse(features) else features)]
-        values += [("edge weight", array.astype(dtype)) for array in weights]
-    for kind, array in values:
-        if not np.isfinite(array).all():
-            raise InputError(
-                f"{folder}: a {kind} of part {index} does not fit in {dtype}: use --dtype float64"
-            )
-    return replace(part, features=features)
+def _read_structure(
+    folder: Path, manifest: Manifest, index: int, dtype: np.dtype
+) -> tuple[Part, StoredFeatures]:
+    """Read a part without loops and features."""
+    part, stored = read_structure(folder, manifest, index)
+    part = part.without_loops()
+    for edges in (part.in_edges, part.out_edges):
+        if edges.weights is None:
+            continue
+        with np.errstate(over="ignore"):  # what became infinite is found and told
+            weights = edges.weights.astype(dtype)
+        if not np.isfinite(weights).all():
+            raise InputError(_not_finite("edge weight", folder, index, dtype))
+    return part, stored
+
+
+def _not_finite(what: str, folder: Path, index: int, dtype: np.dtype) -> str:
+    return f"{folder}: a {what} of part {index} does not fit in {dtype}: use --dtype float64"
+
+
+def _add_dense(
+    loader: FeatureLoader,
+    folder: Path,
+    part: Part,
+    stored: StoredFeatures,
+    settings: LoadSettings,
+    columns: ColumnStatistics | None,
+) -> np.ndarray:
+    """Have own rows read, and normalised where a row needs no other; return room for ghosts' rows too."""
+    n_own, width = stored.arrays["values"].shape
+    x = empty((n_own + part.in_edges.n_ghost, width), settings.dtype)
+
+    def normalise(rows: np.ndarray) -> None:
+        if settings.feature_norm == "row":
+            rows[...] = normalise_rows(rows)
+        elif settings.feature_norm == "standard" and columns is not None:
+            rows[...] = standardise(rows, columns)
+
+    refuses = _not_finite("feature", folder, part.index, settings.dtype)
+    loader.add(part.index, stored, [Target("values", x[:n_own], refuses, normalise)])
+    return x
+
+
+def _dense_features(loader: FeatureLoader, part: Part, x: np.ndarray) -> DenseFeatures:
+    gids = np.concatenate([part.gid, part.in_edges.ghost_gid])
+    return DenseFeatures(x, gids, partial(loader.load, part.index))
+
+
+def _standardised(comm: Intracomm, placement: Placement, features: list[np.ndarray]) -> ColumnStatistics:
+    """Standardise the own rows of the hosted parts in place, by the statistics of the whole graph."""
+    totals = _totals(comm, placement, [column_sums(rows) for rows in features])
+    count, sums = totals[0], totals[1:]
+    mean = sums / max(count, 1.0)
+    squares = _totals(comm, placement, [squared_deviations(rows, mean) for rows in features])
+    columns = statistics(count, sums, squares)
+    for rows in features:
+        for start in range(0, len(rows), 4096):  # no second copy of the features
+            piece = rows[start : start + 4096]
+            piece[...] = standardise(piece, columns)
+    return columns
+
+
+def _add_sparse(
+    loader: FeatureLoader, folder: Path, part: Part, stored: StoredFeatures, settings: LoadSettings
+) -> dict[str, np.ndarray]:
+    """Have the arrays of own rows read; return where they will be."""
+    arrays = {
+        name: np.empty(array.shape, settings.dtype if name == "data" else array.dtype)
+        for name, array in stored.arrays.items()
+    }
+    refuses = _not_finite("feature", folder, part.index, settings.dtype)
+    targets = [Target(name, array, refuses if name == "data" else "") for name, array in arrays.items()]
+    loader.add(part.index, stored, targets)
+    return arrays
+
+
+def _exchanged(
+    halo: HaloExchange,
+    parts: list[Part],
+    manifest: Manifest,
+    arrays: dict[int, dict[str, np.ndarray]],
+    settings: LoadSettings,
+) -> dict[int, SparseFeatures]:
+    """Make sparse rows of what was read, normalise them, and add those of ghosts."""
+    rows = {}
+    for part in parts:
+        own = arrays.pop(part.index)
+        matrix = narrow(own["data"], own["indices"], own["indptr"], (part.n_own, manifest.features))
+        rows[part.index] = normalise_rows(matrix) if settings.feature_norm == "row" else matrix
+    local = exchange_csr(halo, {part.index: part.in_edges.n_ghost for part in parts}, rows)
+    return {part.index: _sparse_features(part, local.pop(part.index)) for part in parts}
 
 
 def _halo(
@@ -142,38 +269,13 @@ def _halo(
     return HaloExchange(comm, plan_halo(comm.Get_rank(), placement, adjacencies), kind)
 
 
-def _normalised(
-    comm: Intracomm,
-    placement: Placement,
-    parts: list[Part],
-    settings: LoadSettings,
-    columns: ColumnStatistics | None,
-) -> tuple[dict[int, Any], ColumnStatistics | None]:
-    """Return the own rows of each part, normalised, in the dtype of the run."""
-    rows = {part.index: part.features for part in parts}
-    if settings.feature_norm == "row":
-        return {index: normalise_rows(features) for index, features in rows.items()}, None
-    if settings.feature_norm == "none":
-        return rows, None
-    if columns is None:
-        totals = _totals(comm, placement, [column_sums(features) for features in rows.values()])
-        count, sums = totals[0], totals[1:]
-        mean = sums / max(count, 1.0)
-        squares = _totals(comm, placement, [squared_deviations(features, mean) for features in rows.values()])
-        columns = statistics(count, sums, squares)
-    return {index: standardise(features, columns) for index, features in rows.items()}, columns
-
-
 def _totals(comm: Intracomm, placement: Placement, mine: list[np.ndarray]) -> np.ndarray:
     """Add one vector a part, in the order of parts, and give the sum to every graph server."""
     table = gather_by_part(comm, placement, np.stack(mine))
     return comm.bcast(None if table is None else np.add.reduce(table, axis=0))
 
 
-def _operands(part: Part, features: Any, settings: LoadSettings) -> PartOperands:
-    forward = _edge_operand(part, part.in_edges, settings)
-    backward = forward if part.symmetric else _edge_operand(part, part.out_edges, settings)
-    gids = np.concatenate([part.gid, part.in_edges.ghost_gid])
+def _operands(part: Part, forward: EdgeOperand, backward: EdgeOperand, features: Features) -> PartOperands:
     return PartOperands(
         index=part.index,
         gids=part.gid,
@@ -181,11 +283,16 @@ def _operands(part: Part, features: Any, settings: LoadSettings) -> PartOperands
         out_edges=backward,
         n_in_ghosts=part.in_edges.n_ghost,
         n_out_ghosts=part.out_edges.n_ghost,
-        features=_features(features, gids),
+        features=features,
         labels=part.labels,
         split=part.split,
         train_mask=((part.split == TRAIN) & (part.labels != UNLABELLED)).astype(np.uint8),
     )
+
+
+def _edge_operands(part: Part, settings: LoadSettings) -> tuple[EdgeOperand, EdgeOperand]:
+    forward = _edge_operand(part, part.in_edges, settings)
+    return forward, forward if part.symmetric else _edge_operand(part, part.out_edges, settings)
 
 
 def _edge_operand(part: Part, edges: Adjacency, settings: LoadSettings) -> EdgeOperand:
@@ -198,9 +305,8 @@ def _edge_operand(part: Part, edges: Adjacency, settings: LoadSettings) -> EdgeO
     )
 
 
-def _features(local: Any, gids: np.ndarray) -> Features:
-    if not sparse.issparse(local):
-        return DenseFeatures(np.ascontiguousarray(local), gids)
+def _sparse_features(part: Part, local: sparse.csr_array) -> SparseFeatures:
     indptr, indices = local.indptr.astype(np.int64), local.indices.astype(np.int32)
     check_csr(indptr, indices, local.data, n_cols=local.shape[1])
+    gids = np.concatenate([part.gid, part.in_edges.ghost_gid])
     return SparseFeatures(indptr, indices, local.data, local.shape[1], gids)

@@ -13,8 +13,8 @@ import numpy as np
 
 from cython_kernels.layout import empty
 from dorylus_hpc.nn.gcn import FEATURES
-from dorylus_hpc.nn.operands import PartOperands
-from dorylus_hpc.nn.program import Program, RowTensor
+from dorylus_hpc.nn.operands import DenseFeatures, PartOperands
+from dorylus_hpc.nn.program import INPUT, Program, RowTensor
 
 Arrays = dict[int, dict[str, np.ndarray]]  # by part and name
 
@@ -52,7 +52,7 @@ def allocate(
     apart: Iterable[str] = (),
     constants: RowTensors | None = None,
 ) -> RowTensors:
-    """Make the row tensors of the hosted parts, zero.
+    """Make the row tensors of the hosted parts, zero; dense features are one of them as they are.
 
     Parameters
     ----------
@@ -79,6 +79,8 @@ def allocate(
                 shared[index][name] = constants.shared[index][name]
             else:
                 shared[index][name] = _zeros((_n_rows(part, tensor), tensor.width), dtype)
+        if isinstance(part.features, DenseFeatures):
+            shared[index][INPUT] = part.features.x
         if trains and program.drops_input:
             shared[index][FEATURES] = part.features.buffer()
     own = {

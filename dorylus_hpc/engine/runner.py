@@ -1,7 +1,8 @@
 """Runs a model's program on the parts of one graph server.
 
 The runner owns what an epoch writes: the row tensors of every hosted part, and one partial gradient a
-(part, interval). All of it is allocated before the first epoch. It makes the tasks; a `Loop` runs them on
+(part, interval). All of it is allocated before the first epoch, and while features are still read; the set-up
+then takes each interval as its rows come. It makes the tasks; a `Loop` runs them on
 two *lines*: training, and evaluation, which has row tensors of its own where both go on at once.
 """
 
@@ -17,6 +18,7 @@ from threading import Lock
 import numpy as np
 
 from dorylus_hpc.comm.blocks import BlockExchange, Channel, cut_plan
+from dorylus_hpc.comm.failure import together
 from dorylus_hpc.engine.executor import CPU, Executor, lane_name
 from dorylus_hpc.engine.intervals import cut_intervals
 from dorylus_hpc.engine.loading import LoadedGraph
@@ -26,7 +28,7 @@ from dorylus_hpc.engine.schedule import Action, Mode, Round, Schedule, Unit
 from dorylus_hpc.engine.wiring import wire
 from dorylus_hpc.graph.data import TEST, TRAIN, UNLABELLED, VALIDATION
 from dorylus_hpc.nn.params import FlatLayout
-from dorylus_hpc.nn.program import Program, Stage, Task
+from dorylus_hpc.nn.program import INPUT, Program, Stage, Task
 from dorylus_hpc.report.trace import Tracer
 
 SETS = (TRAIN, VALIDATION, TEST)
@@ -106,6 +108,11 @@ class Runner:
     tracer
         Takes what happens.
 
+    Raises
+    ------
+    AgreedError
+        The features that were loaded are damaged or not finite, on any rank. Collective, as is making one.
+
     Attributes
     ----------
     training, evaluation : Line
@@ -176,7 +183,7 @@ class Runner:
             exchange = BlockExchange(comm, channels, counts, tensors.own, tensors.shared)
             return Line(self._wiring, exchange, first=first)
 
-        apart = {table.name for table in self._wiring.tables} if mode == "async" else set()
+        apart = {table.name for table in self._wiring.tables} - {INPUT} if mode == "async" else set()
         self.tensors = allocate(program, self._parts, dtype, trains=trains, apart=apart)
         beside = evaluates_beside or mode == "async"
         self._evaluated = (
@@ -202,7 +209,11 @@ class Runner:
             for kind, groups in self._wiring.stages.items()
         }
         self._straggles = comm.Get_rank() == comm.Get_size() - 1
+        graph.loader.hand_over()
         self._run_alone("setup", {}, epoch=0)
+        together(comm, graph.loader.finish)  # only now is it known whether the features were the right ones
+        self.training.exchange.end_setup()
+        self.loop.seconds["SC"] = 0.0  # as bytes: what is told of messages is of epochs
 
     # One round at a time, with given weights.
 

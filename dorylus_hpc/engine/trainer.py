@@ -274,7 +274,9 @@ def _executor(plan: Plan) -> Executor:
 
 def _host(servers: Intracomm, plan: Plan, folder: Path, executor: Executor, tracer: Tracer) -> Hosted:
     config = plan.config
-    graph = load_graph(servers, folder, plan.manifest, load_settings(config))
+    graph = load_graph(
+        servers, folder, plan.manifest, load_settings(config), executor=executor, tracer=tracer
+    )
     runner = Runner(
         graph,
         plan.program,

@@ -15,7 +15,7 @@ from dorylus_hpc.nn.program import Program, Stage
 
 GHOSTS = -1  # interval number of the rows of a part's ghosts
 KINDS = ("train", "evaluate", "setup")
-GRAPH = "cpu"  # the resource of gathers
+GRAPH, LOADING = "cpu", "io"  # resources of gathers, and of what reads files
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def _groups(
             continue
         table = None
         if _gathers(stages[0]) and (exchanged or (kept and kept[-1][-1].covers_ghosts)):
-            way: Direction = "in" if stages[0].kind == "GA" else "out"
+            way: Direction = "out" if stages[0].kind == "dGA" else "in"
             found = Table(stages[0].tensor, way, exchanged)
             if found not in tables:
                 tables.append(found)
@@ -148,7 +148,7 @@ def _groups(
         groups.append(
             Group(
                 name="+".join(f"{stage.kind}{stage.layer}" for stage in stages),
-                resource=GRAPH if _on_server(stages[0]) else dense,
+                resource=_resource(stages[0], dense),
                 reads=reads[place],
                 writes=reads[place + 1] if completes else None,
                 weights=any(stage.kind in ("AV", "dAV") and not stage.weightless for stage in stages),
@@ -159,11 +159,18 @@ def _groups(
 
 
 def _gathers(stage: Stage) -> bool:
-    return stage.kind in ("GA", "dGA")
+    """Whether it reads neighbours' rows, or waits for them."""
+    return stage.kind in ("GA", "dGA") or (stage.kind == "LD" and bool(stage.tensor))
+
+
+def _resource(stage: Stage, dense: str) -> str:
+    if stage.kind == "LD" and not stage.tensor:
+        return LOADING
+    return GRAPH if _on_server(stage) else dense
 
 
 def _on_server(stage: Stage) -> bool:
-    return _gathers(stage) or stage.on_server
+    return _gathers(stage) or stage.on_server or stage.kind == "LD"
 
 
 def _by_place(stages: tuple[Stage, ...]) -> Iterable[tuple[Stage, ...]]:

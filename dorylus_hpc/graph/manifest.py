@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, cast, get_type_hints
 
 from dorylus_hpc.errors import InputError
 
@@ -17,7 +17,13 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class PartEntry:
-    """One part in the manifest: its file and what must be found in it."""
+    """One part in the manifest: its file and what must be found in it.
+
+    `sha256` is that of the whole file. The others let the structure be checked and used while features are
+    still read: of the bytes outside `feature_bytes`, in the order of the file, and of those inside.
+    `feature_bytes` are pairs of (start, stop), one after the other, in the order in which they are read.
+    Folders prepared before these keys were known have none of them: then the whole file is checked first.
+    """
 
     file: str
     sha256: str
@@ -30,6 +36,9 @@ class PartEntry:
     train: int
     validation: int
     test: int
+    structure_sha256: str = ""
+    features_sha256: str = ""
+    feature_bytes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -128,21 +137,37 @@ def _manifest(raw: Any, path: Path) -> Manifest:
     entries = raw.get("parts")
     if not isinstance(entries, list) or not entries:
         raise InputError(f"{path}: key 'parts' must be a list of at least one part, got {entries!r:.40}")
-    parts = tuple(_typed(PartEntry, entry, f"{path}: parts[{k}]") for k, entry in enumerate(entries))
+    parts = tuple(_entry(entry, f"{path}: parts[{k}]") for k, entry in enumerate(entries))
     return _typed(Manifest, {**raw, "parts": parts}, str(path))
 
 
+def _entry(raw: Any, where: str) -> PartEntry:
+    entry = _typed(PartEntry, _with_tuple(raw, "feature_bytes"), where)
+    ends = entry.feature_bytes
+    if any(type(end) is not int for end in ends) or len(ends) % 2 or list(ends) != sorted(ends):
+        raise InputError(f"{where}: key 'feature_bytes' must be pairs of rising numbers, got {ends!r:.40}")
+    return cast("PartEntry", entry)
+
+
+def _with_tuple(raw: Any, name: str) -> Any:
+    """JSON has no tuples."""
+    if isinstance(raw, dict) and isinstance(raw.get(name), list):
+        return {**raw, name: tuple(raw[name])}
+    return raw
+
+
 def _typed(cls: Callable[..., Any], raw: Any, where: str) -> Any:
-    """Make a dataclass from a JSON object that has exactly its keys, each of the right type."""
+    """Make a dataclass from a JSON object that has its keys and no others, each of the right type."""
     if not isinstance(raw, dict):
         raise InputError(f"{where}: expected an object, got {raw!r:.40}")
     hints = get_type_hints(cls)
-    names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
-    if missing := [name for name in names if name not in raw]:
+    optional = {field.name: field.default is not MISSING for field in fields(cls)}  # type: ignore[arg-type]
+    names = list(optional)
+    if missing := [name for name in names if name not in raw and not optional[name]]:
         raise InputError(f"{where}: key {missing[0]!r} is missing; run prepare again")
     if unknown := [name for name in raw if name not in names]:
         raise InputError(f"{where}: unknown key {unknown[0]!r}; run prepare again")
-    for name in names:
+    for name in raw:
         kind = getattr(hints[name], "__origin__", hints[name])
         if type(raw[name]) is not kind:
             raise InputError(f"{where}: key {name!r} must be {kind.__name__}, got {raw[name]!r:.40}")

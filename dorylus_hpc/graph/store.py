@@ -8,18 +8,20 @@
 
 What is absent has no dataset: weights of an unweighted graph, ids that are just gids, a second direction
 of a symmetric graph. Arrays are contiguous and move in slices well under 2 GB.
+
+A part can be read in two steps: its structure, which is all but the values of features, and then those values
+in slices, as `StoredFeatures`. Each step has a checksum of its own, so what was read first may be used while
+the second goes on.
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
 from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import asdict
-from hashlib import file_digest
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +34,20 @@ from dorylus_hpc.files import atomic_path
 from dorylus_hpc.graph import csr
 from dorylus_hpc.graph.data import TEST, TRAIN, UNLABELLED, VALIDATION, GraphData
 from dorylus_hpc.graph.manifest import MANIFEST, VERSION, Manifest, PartEntry, read_manifest
+from dorylus_hpc.graph.part_file import (
+    StoredArray,
+    StoredFeatures,
+    check_sum,
+    checksum_outside,
+    checksums,
+    reading,
+)
 from dorylus_hpc.graph.partition import Adjacency, Part, build_parts
 
-__all__ = ["Manifest", "PartEntry", "read_manifest", "read_part", "write_folder"]
+__all__ = ["Manifest", "PartEntry", "read_manifest", "read_part", "read_structure", "write_folder"]
 
 SLICE_BYTES = 512 * 1024 * 1024
+FEATURE_ARRAYS = ("values", "indptr", "indices", "data")
 GHOST_ARRAYS = ("ghost_gid", "ghost_part", "ghost_lid", "ghost_in_degree", "ghost_out_degree")
 
 
@@ -88,7 +99,7 @@ def write_folder(
                 name = f"part-{part.index:05d}.h5"
                 temporary = files.enter_context(atomic_path(folder / name))
                 _write_part(temporary, part, id_kind)
-                entries.append(_entry(part, name, _sha256(temporary)))
+                entries.append(_entry(part, name, temporary))
                 totals["edge_cut"] += int(np.count_nonzero(part.in_edges.indices >= part.n_own))
                 totals["loops"] += int(np.count_nonzero(csr.loops(part.in_edges.edges)))
                 symmetric &= part.symmetric
@@ -129,28 +140,36 @@ def _label_counts(labels: np.ndarray, split: np.ndarray) -> dict[str, int]:
     }
 
 
-def _entry(part: Part, file: str, sha256: str) -> PartEntry:
+def _entry(part: Part, name: str, path: Path) -> PartEntry:
+    """Describe a part that was written to `path` and will be called `name`."""
+    with h5py.File(path, "r", locking=False) as file:
+        ranges = _byte_ranges(_stored_features(file))
+    whole, structure, features = checksums(path, ranges)
     return PartEntry(
-        file=file,
-        sha256=sha256,
-        own=part.n_own,
-        in_edges=part.in_edges.n_edges,
-        out_edges=part.out_edges.n_edges,
-        in_ghosts=part.in_edges.n_ghost,
-        out_ghosts=part.out_edges.n_ghost,
-        **_label_counts(part.labels, part.split),
+        file=name,
+        sha256=whole,
+        structure_sha256=structure,
+        features_sha256=features,
+        feature_bytes=ranges,
+        **_counts(part),
     )
+
+
+def _counts(part: Part) -> dict[str, int]:
+    return {
+        "own": part.n_own,
+        "in_edges": part.in_edges.n_edges,
+        "out_edges": part.out_edges.n_edges,
+        "in_ghosts": part.in_edges.n_ghost,
+        "out_ghosts": part.out_edges.n_ghost,
+        **_label_counts(part.labels, part.split),
+    }
 
 
 def _id_kind(ids: np.ndarray) -> str:
     if ids.dtype.kind == "U":
         return "str"
     return "gid" if np.array_equal(ids, np.arange(len(ids))) else "int64"
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return file_digest(file, "sha256").hexdigest()
 
 
 def _remove_stale(folder: Path, current: set[str]) -> None:
@@ -263,40 +282,63 @@ def read_part(folder: str | os.PathLike[str], manifest: Manifest, index: int, *,
     """
     entry = manifest.parts[index]
     path = Path(folder) / entry.file
-    try:
+    with reading(path):
         if verify:
-            _verify(path, entry)
+            check_sum(path, checksum_outside(path, ()), entry.sha256)
         with h5py.File(path, "r", locking=False) as file:
             part = _read_part(file, manifest, index)
-    except InputError:
-        raise
-    except OSError as error:
-        raise InputError(f"{path}: cannot read the part: {error}{_lock_hint(error)}") from error
-    except (KeyError, ValueError) as error:
-        raise InputError(
-            f"{path}: not a part file of format {VERSION}: {error}; run prepare again"
-        ) from error
-    if _entry(part, entry.file, entry.sha256) != entry:
-        raise InputError(f"{path}: holds other counts than {MANIFEST} says; run prepare again")
+            part = replace(part, features=_read_features(file, part.n_own, manifest))
+    _check_counts(path, part, entry)
     return part
 
 
-def _verify(path: Path, entry: PartEntry) -> None:
-    if (found := _sha256(path)) != entry.sha256:
-        raise InputError(
-            f"{path}: checksum is {found[:12]}..., {MANIFEST} says {entry.sha256[:12]}...: "
-            "the file was changed or damaged; run prepare again"
-        )
+def read_structure(
+    folder: str | os.PathLike[str], manifest: Manifest, index: int, *, verify: bool = True
+) -> tuple[Part, StoredFeatures]:
+    """Read one part of a prepared folder, but for its features.
+
+    Parameters
+    ----------
+    folder, manifest, index
+        As for `read_part`.
+    verify : bool
+        Compare the checksum of what is read with the manifest first, and that of the features once they
+        are read.
+
+    Returns
+    -------
+    Part
+        Its `features` are None.
+    StoredFeatures
+        To read them.
+
+    Raises
+    ------
+    InputError
+        If the file is missing, unreadable, changed, or not what the manifest says.
+    """
+    entry = manifest.parts[index]
+    path = Path(folder) / entry.file
+    with reading(path):
+        if verify:
+            found = checksum_outside(path, entry.feature_bytes)
+            check_sum(path, found, entry.structure_sha256 or entry.sha256)
+        with h5py.File(path, "r", locking=False) as file:
+            part = _read_part(file, manifest, index)
+            arrays = _stored_features(file)
+        if entry.feature_bytes and _byte_ranges(arrays) != entry.feature_bytes:
+            raise ValueError("its features are not where the manifest says")
+    _check_counts(path, part, entry)
+    return part, StoredFeatures(path, arrays, entry.features_sha256 if verify else "")
 
 
-def _lock_hint(error: OSError) -> str:
-    """What to do where the file system has no locks."""
-    if "lock" not in str(error).lower() and error.errno not in (errno.EAGAIN, errno.ENOLCK):
-        return ""
-    return " (the file system refuses file locks: set HDF5_USE_FILE_LOCKING=FALSE)"
+def _check_counts(path: Path, part: Part, entry: PartEntry) -> None:
+    if any(getattr(entry, name) != count for name, count in _counts(part).items()):
+        raise InputError(f"{path}: holds other counts than {MANIFEST} says; run prepare again")
 
 
 def _read_part(file: h5py.File, manifest: Manifest, index: int) -> Part:
+    """Read all but the features."""
     gid = _read(file, "gid")
     in_degree = _read(file, "in_degree")
     in_edges = _read_adjacency(file["in_edges"], manifest.directed)
@@ -308,7 +350,7 @@ def _read_part(file: h5py.File, manifest: Manifest, index: int) -> Part:
         out_degree=_read(file, "out_degree") if manifest.directed else in_degree,
         in_edges=in_edges,
         out_edges=_read_adjacency(file["out_edges"], True) if manifest.directed else in_edges,
-        features=_read_features(file, len(gid), manifest),
+        features=None,
         labels=_read(file, "labels"),
         split=_read(file, "split"),
     )
@@ -327,6 +369,25 @@ def _read_features(file: h5py.File, n_own: int, manifest: Manifest) -> Any:
         return _read(group, "values")
     arrays = (_read(group, "data"), _read(group, "indices"), _read(group, "indptr"))
     return csr.narrow(*arrays, (n_own, manifest.features))
+
+
+def _stored_features(file: h5py.File) -> list[StoredArray]:
+    """Find the arrays of the features, in the order in which they lie there."""
+    arrays = []
+    for name in FEATURE_ARRAYS:
+        if name not in file["features"]:
+            continue
+        dataset = file["features"][name]
+        offset = dataset.id.get_offset()
+        if offset is None and dataset.size:
+            raise ValueError(f"features/{name} is not contiguous")
+        arrays.append(StoredArray(name, offset or 0, dataset.shape, dataset.dtype))
+    return sorted(arrays, key=lambda array: array.offset)
+
+
+def _byte_ranges(arrays: Iterable[StoredArray]) -> tuple[int, ...]:
+    """Return first and last end of each array that is not empty, one after the other."""
+    return tuple(end for one in arrays if one.n_bytes for end in (one.offset, one.offset + one.n_bytes))
 
 
 def _read_adjacency(group: h5py.Group, directed: bool) -> Adjacency:

@@ -10,8 +10,8 @@ Row tensors of layer l: ``Y{l}`` or ``M{l}`` (what was just named), ``H{l}`` (D_
 last layer), ``dH{l}`` (gradient of H, turned in place into that of Z), ``dY{l}`` or ``dM{l}``.
 H > 0 tells both where ReLU let a value pass and where dropout kept it, so no mask is stored.
 
-Layer 1 is special: features of ghosts are static and were received once, so its forward never exchanges;
-and without input dropout M_1 = P X is computed once, before the first epoch.
+Layer 1 is special: features of ghosts are static and are received once, in the set-up, so its forward never
+exchanges; and without input dropout M_1 = P X is computed once, while the features come.
 
 References: Kipf and Welling, Semi-supervised classification with graph convolutional networks, ICLR
 2017, equations 2 and 9; Dorylus (OSDI '21), section 3.
@@ -27,7 +27,7 @@ import numpy as np
 from cython_kernels import relu_dropout_backward, softmax_cross_entropy
 from dorylus_hpc.nn.operands import DropoutKey, activate
 from dorylus_hpc.nn.params import ParamSpec
-from dorylus_hpc.nn.program import Program, RowTensor, Stage, Task
+from dorylus_hpc.nn.program import Program, RowTensor, Stage, Task, load_stages
 from lambda_pkg.dense import apply_vertex, apply_vertex_backward, bias_gradient
 
 FEATURES = "features"  # the features with dropout; absent from a task where they are used as they are
@@ -94,7 +94,7 @@ def gcn_program(
     return Program(
         params=tuple(spec for layer in layers for spec in layer.params()),
         tensors={tensor.name: tensor for tensor in tensors},
-        setup=layers[0].setup(),
+        setup=() if sparse_features else layers[0].setup(),
         forward=tuple(stage for layer in layers for stage in layer.forward()),
         backward=tuple(stage for layer in reversed(layers) for stage in layer.backward()),
         logits=f"H{n_layers}",
@@ -162,7 +162,7 @@ class _Layer:
         return made
 
     def setup(self) -> tuple[Stage, ...]:
-        return (Stage("GA", 1, self.gather_features),) if self.constant else ()
+        return load_stages(self.gather_features if self.constant else None)
 
     def forward(self) -> list[Stage]:
         i = self.index

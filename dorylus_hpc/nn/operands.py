@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,10 +67,13 @@ class DenseFeatures:
         (n_local, f_in).
     gids
         Vertex ids of the rows.
+    load
+        Returns once these own rows of `x` are there; None: they are.
     """
 
     x: np.ndarray
     gids: np.ndarray
+    load: Callable[[tuple[int, int]], None] | None = None
 
     sparse = False
 

@@ -14,6 +14,10 @@ gather (GA, dGA) after a scatter (SC, dSC) has brought the ghosts.
 A stage keeps nothing: whatever it needs later is a row tensor, and the engine decides how many copies
 of it live (one an epoch in the exact modes).
 
+Before the first epoch the features come, too, an interval at a time (`load_stages`):
+
+    setup       [LD X] | SC X | [GA M1]
+
 Reference: Dorylus (OSDI '21), section 3.1, the SAGA-NN model GA, AV, SC, AE, after NeuGraph.
 """
 
@@ -28,7 +32,9 @@ import numpy as np
 from dorylus_hpc.nn.operands import PartOperands
 from dorylus_hpc.nn.params import ParamSpec
 
-Kind = Literal["GA", "AV", "SC", "dGA", "dAV", "dSC"]
+INPUT = "X"  # the features, own rows and ghosts, as they were loaded; only dense ones are a row tensor
+
+Kind = Literal["LD", "GA", "AV", "SC", "dGA", "dAV", "dSC"]
 Ghosts = Literal["in", "out"]
 
 
@@ -111,14 +117,15 @@ class Stage:
     ----------
     kind
         GA and dGA read neighbours' rows; AV and dAV only the interval's own; SC and dSC bring the
-        ghosts' rows of `tensor`.
+        ghosts' rows of `tensor`; LD loads the interval's own features, or (with a `tensor`) waits for
+        neighbours' rows.
     layer
         From 1.
     run
         The work on one interval; None for SC and dSC, which the engine does itself.
     tensor
         For SC and dSC: the row tensor whose ghost rows are wanted. For GA and dGA: the one that is gathered,
-        empty where it never changes.
+        empty where it never changes. For LD: the one that is waited for.
     covers_ghosts
         The stage also runs on the rows of ghosts (of in-edges), from inputs that are already here.
     trains_only
@@ -192,6 +199,27 @@ class Program:
     def widest(self) -> int:
         """Columns of the widest row tensor: a measure of an interval's work."""
         return max(tensor.width for tensor in self.tensors.values())
+
+
+def load_stages(gather: Callable[[Task], None] | None = None) -> tuple[Stage, ...]:
+    """Return the set-up of a model with dense features.
+
+    Parameters
+    ----------
+    gather
+        Gathers features once for all epochs; None: they are only to be there, those of ghosts too.
+    """
+    if gather is None:
+        last = Stage("LD", 1, lambda task: None, tensor=INPUT)
+    else:
+        last = Stage("GA", 1, gather, tensor=INPUT)
+    return (Stage("LD", 1, _load), Stage("SC", 1, tensor=INPUT), last)
+
+
+def _load(task: Task) -> None:
+    load = task.part.features.load  # type: ignore[union-attr]
+    if load is not None:
+        load(task.rows)
 
 
 def fuse(stages: Iterable[Stage]) -> tuple[tuple[Stage, ...], ...]:
