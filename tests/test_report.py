@@ -31,7 +31,7 @@ KEYS = {
     "train_accuracy": "best_validation last",
     "val_accuracy": "best_validation last",
     "test_accuracy": "best_validation last",
-    "task_seconds": "GA AV SC AE dGA dAV dSC dAE WU RD eval wait",
+    "task_seconds": "GA AV SC AE dGA dAV dSC dAE WU RD LD eval wait",
     "peak_rss_bytes": "",
     "ghost_bytes_per_epoch": "",
     "staleness": "bound max_lead max_read_age",

@@ -11,7 +11,7 @@ from typing import Any
 from dorylus_hpc.files import atomic_path
 from dorylus_hpc.report.metrics import SETS, Accuracies, History
 
-TASK_KINDS = ("GA", "AV", "SC", "AE", "dGA", "dAV", "dSC", "dAE", "WU", "RD", "eval", "wait")
+TASK_KINDS = ("GA", "AV", "SC", "AE", "dGA", "dAV", "dSC", "dAE", "WU", "RD", "LD", "eval", "wait")
 _LAMBDA = (
     "invocations",
     "retries",
