@@ -8,7 +8,6 @@ each table once a round, so the k-th is of the k-th round: that is its stamp.
 
 from __future__ import annotations
 
-import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -199,6 +198,11 @@ class BlockExchange:
         self._received_from: Counter[int] = Counter()
 
     @property
+    def n_ranks(self) -> int:
+        """Graph servers."""
+        return self._comm.Get_size()
+
+    @property
     def sending(self) -> bool:
         """Whether blocks are still to leave."""
         return bool(self._sends)
@@ -275,21 +279,25 @@ class BlockExchange:
         self._spare.clear()
         self.sent_bytes = 0
 
-    def settle(self) -> None:
-        """Receive and drop all that is under way, after all have sent their last. Collective."""
+    def count(self) -> None:
+        """Tell all ranks how many blocks were sent to each, after the last; see `has_all`. Collective."""
         size = self._comm.Get_size()
         sent = np.array([self._sent_to[rank] for rank in range(size)])
-        coming = np.empty(size, sent.dtype)
-        exchanged = self._comm.Ialltoall(sent, coming)
-        pause = 20e-6
-        while (
-            not exchanged.Test()
-            or self._sends
-            or any(self._received_from[rank] < count for rank, count in enumerate(coming.tolist()))
-        ):
-            if not self.poll():
-                time.sleep(pause)
-                pause = min(2 * pause, 1e-3)
+        self._coming = np.empty(size, sent.dtype)
+        self._counting = self._comm.Ialltoall(sent, self._coming)
+
+    def has_all(self) -> bool:
+        """Whether all that was sent, here and to here, has arrived."""
+        if not self._counting.Test() or self._sends:
+            return False
+        return all(self._received_from[rank] >= count for rank, count in enumerate(self._coming.tolist()))
+
+    def meet(self) -> Request:
+        """Begin to wait for the other graph servers. Collective."""
+        return self._comm.Ibarrier()
+
+    def forget(self) -> None:
+        """Drop what has arrived and was not installed, and count from 1 again."""
         for waiting in self._kept.values():
             while waiting:
                 self._recycle(waiting.popleft()[1])

@@ -37,7 +37,7 @@ class Letters(IntEnum):
     UPDATE = 5  # owner -> weight servers: its weights after one more gradient
     SNAPSHOT = 6  # weight server -> graph server: version; weights to evaluate
     REPORT = 7  # graph server -> rank 0: evaluation or not, epoch or version, part; loss and correct counts
-    VERDICT = 8  # rank 0 -> weight servers: version evaluated, what to do
+    VERDICT = 8  # rank 0 -> weight servers: version evaluated, what to do, first epoch of the phase
     PROGRESS = 9  # graph server -> graph server: rounds done
     DONE = (
         10  # graph server -> weight servers: epochs done, verdict heard; it wants nothing more of this phase

@@ -71,7 +71,8 @@ class Evaluations:
 
     def task(self, unit: int, number: int, group: int) -> Callable[[], None]:
         """Make a task."""
-        return self._runner.task("evaluate", unit, number, group, self._weights[number], 0)
+        weights = self._weights[number] if number < len(self._weights) else {}  # not all groups need them
+        return self._runner.task("evaluate", unit, number, group, weights, 0)
 
     def bind(self, unit: int, number: int, least: int) -> bool | None:
         """Give the weights of a round, if they have come."""
@@ -160,6 +161,8 @@ class GraphServer:
         if verdict is Verdict.SWITCH and epochs < self._config.epochs:
             runner.settle()
             self._exact, self._verdict = True, Verdict.GO_ON
+            if self._registrar is not None:
+                self._registrar.resume(epochs)
             self._first = epochs
             del account.epoch_seconds[epochs:]
             epochs, _ = self._phase("pipe")
@@ -195,7 +198,6 @@ class GraphServer:
         self._account.max_read_age = max(self._account.max_read_age, schedule.max_read_age)
         self._client.end(self._first + schedule.rounds_done)
         loop.run(lambda: len(self._ended) > phases and (self._server is None or self._server.finished))
-        loop.leave()
         self._sums.clear()
         self._left.clear()
         return self._ended[-1]
@@ -240,7 +242,8 @@ class GraphServer:
 
     def _report(self, *, evaluation: bool, number: int, part: int, round_number: int) -> None:
         results = self._runner.take_results("evaluate" if evaluation else "train", round_number, part)
-        self._mailbox.send(0, Letters.REPORT, int(evaluation), number, part, *pack_results(results))
+        told = pack_results(results)
+        self._mailbox.send(0, Letters.REPORT, int(evaluation), number, part, *told, self._first)
 
     def _report_evaluation(self, number: int, part: int) -> None:
         version = self._evaluations.versions[number]
@@ -251,8 +254,11 @@ class GraphServer:
         registrar = self._registrar
         assert registrar is not None
         evaluation, number, part = bool(numbers[0]), numbers[1], numbers[2]
-        results = unpack_results(numbers[3:])
-        registrar.report(evaluation=evaluation, number=number, part=part, results=results)
+        results, phase = unpack_results(numbers[3:]), numbers[7]
+        if evaluation:
+            registrar.evaluated(number, part, results)
+        else:
+            registrar.trained(number, part, results, phase=phase)
         self._judge()
 
     def _judge(self) -> None:
@@ -261,6 +267,8 @@ class GraphServer:
         for version in self._registrar.advance():
             if not self._service.judged(version) or self._verdict is not Verdict.GO_ON:
                 continue  # the phase ends already
+            if version < self._first:
+                continue  # weight servers are beyond it: each would stop somewhere else
             verdict = self._decide(version)
             if self._exact and verdict is Verdict.SWITCH:
                 verdict = Verdict.GO_ON
@@ -268,7 +276,7 @@ class GraphServer:
                 continue  # nobody waits for it
             self._verdict = verdict
             for server in self._service.servers:
-                self._mailbox.send(server, Letters.VERDICT, version, int(verdict))
+                self._mailbox.send(server, Letters.VERDICT, version, int(verdict), self._first)
 
     def _decide(self, version: int) -> Verdict:
         """Return what an evaluation means for the run."""

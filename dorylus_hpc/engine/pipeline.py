@@ -116,7 +116,7 @@ class Line:
         return actions
 
     def restart(self) -> None:
-        """Count blocks from 1 again, after `BlockExchange.settle`."""
+        """Count blocks from 1 again, after `BlockExchange.forget`."""
         self._before = [0] * len(self._before)
         self._during = [0] * len(self._during)
         self._early = []

@@ -13,6 +13,7 @@ from dorylus_hpc.engine.runner import Results
 from dorylus_hpc.report.metrics import History
 
 _N_COUNTS = 3
+Rows = dict[int, tuple[float, ...]]  # loss and correct counts, by part
 
 
 def pack_results(results: Results) -> tuple[int, ...]:
@@ -51,7 +52,8 @@ class Registrar:
         self.epochs = 0
         self._recorder, self._n_parts = recorder, n_parts
         self._from_training, self._eval_every = from_training, eval_every
-        self._reports: defaultdict[tuple[bool, int], dict[int, tuple[float, ...]]] = defaultdict(dict)
+        self._trained: defaultdict[tuple[int, int], Rows] = defaultdict(dict)  # by epoch and phase
+        self._evaluated: defaultdict[int, Rows] = defaultdict(dict)  # by version
         self._weights: dict[int, np.ndarray] = {}
         self._seconds: dict[int, float] = {}
         self._last = -1
@@ -73,9 +75,17 @@ class Registrar:
         """Take the time that an epoch took here."""
         self._seconds[epoch] = seconds
 
-    def report(self, *, evaluation: bool, number: int, part: int, results: tuple[float, ...]) -> None:
-        """Take what a part found in an epoch, or of a version."""
-        self._reports[evaluation, number][part] = results
+    def trained(self, epoch: int, part: int, results: tuple[float, ...], *, phase: int) -> None:
+        """Take what a part found in an epoch; what one phase did not end, the next does anew."""
+        self._trained[epoch, phase][part] = results
+
+    def evaluated(self, version: int, part: int, results: tuple[float, ...]) -> None:
+        """Take what a part found of weights."""
+        self._evaluated[version][part] = results
+
+    def resume(self, epochs: int) -> None:
+        """A new phase begins after so many epochs."""
+        self._seconds = {epoch: seconds for epoch, seconds in self._seconds.items() if epoch <= epochs}
 
     def advance(self) -> list[int]:
         """Tell the recorder of epochs that are complete now; return the versions evaluated in them."""
@@ -94,41 +104,43 @@ class Registrar:
     @property
     def finished(self) -> bool:
         """Whether the last weights are evaluated."""
-        return self._last == self.epochs and self._is_complete(evaluation=True, number=self._last)
+        return self._last == self.epochs and len(self._evaluated[self._last]) == self._n_parts
 
     def close(self) -> None:
         """Tell the recorder of the last weights."""
-        self._recorder.last(
-            self._last, self._totals(evaluation=True, number=self._last)[1:], self._weights[self._last]
-        )
+        correct = _totals(self._evaluated[self._last])[1:]
+        self._recorder.last(self._last, correct, self._weights[self._last])
 
-    def _is_complete(self, *, evaluation: bool, number: int) -> bool:
-        return len(self._reports.get((evaluation, number), ())) == self._n_parts
+    def _whole(self, epoch: int) -> tuple[int, int] | None:
+        """The phase that all parts ended an epoch in."""
+        whole = [key for key, rows in self._trained.items() if key[0] == epoch and len(rows) == self._n_parts]
+        return max(whole, default=None)
 
     def _epoch_is_complete(self, epoch: int) -> bool:
         version = epoch - 1
-        if epoch not in self._seconds or not self._is_complete(evaluation=False, number=epoch):
+        if epoch not in self._seconds or self._whole(epoch) is None:
             return False
         if not self.due(version):
             return True
-        evaluated = self._from_training or self._is_complete(evaluation=True, number=version)
+        evaluated = self._from_training or len(self._evaluated[version]) == self._n_parts
         return evaluated and version in self._weights
 
-    def _totals(self, *, evaluation: bool, number: int) -> np.ndarray:
-        """Add what the parts reported, in the order of parts."""
-        return np.add.reduce(
-            np.array([row for _, row in sorted(self._reports[evaluation, number].items())]), axis=0
-        )
-
     def _tell(self, epoch: int) -> None:
-        version = epoch - 1
-        totals = self._totals(evaluation=False, number=epoch)
+        version, key = epoch - 1, self._whole(epoch)
+        assert key is not None
+        totals = _totals(self._trained[key])
         if not self._from_training:
             totals[1:] = np.nan
             if self.due(version):
-                totals[1:] = self._totals(evaluation=True, number=version)[1:]
-        del self._reports[False, epoch]
-        self._reports.pop((True, version - 1), None)  # the last version's are kept for the end
+                totals[1:] = _totals(self._evaluated[version])[1:]
+        for old in [old for old in self._trained if old[0] <= epoch]:
+            del self._trained[old]
+        self._evaluated.pop(version - 1, None)  # the last version's are kept for the end
         flat = self._weights.pop(version, None)
         self.epochs = epoch
         self._recorder.epoch(epoch, totals, flat, self._seconds.pop(epoch))
+
+
+def _totals(rows: Rows) -> np.ndarray:
+    """Add what the parts reported, in the order of parts."""
+    return np.add.reduce(np.array([row for _, row in sorted(rows.items())]), axis=0)

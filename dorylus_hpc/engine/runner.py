@@ -342,9 +342,20 @@ class Runner:
         self.tensors.show(place.part, self._wiring.tables[table].name, self._wiring.rows[unit])
 
     def settle(self) -> None:
-        """Drop what an asynchronous schedule that ended early left, and go on exactly. Collective."""
-        self.training.exchange.settle()
-        self.training.restart()
+        """Drop what an asynchronous schedule that ended early left, and go on exactly. Collective.
+
+        Evaluations and letters go on meanwhile: others may wait for them.
+        """
+        line, exchange = self.training, self.training.exchange
+        if exchange.n_ranks > 1:
+            exchange.count()
+            self.loop.run(exchange.has_all)
+        line.expects = False  # what comes from now on is of the next phase
+        if exchange.n_ranks > 1:
+            self.loop.run(exchange.meet().Test)
+        exchange.forget()
+        line.restart()
+        line.expects = True
         self.tensors.unite()
         with self._lock:  # evaluations go on beside
             for key in [key for key in self._results if not key[0]]:

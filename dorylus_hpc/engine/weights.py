@@ -187,7 +187,9 @@ class WeightServer:
         }
         self._clients = [rank for rank in service.clients if service.home(rank) == mailbox.rank]
         self._spare: list[np.ndarray] = []
-        self._complete = 0  # epochs after which all weights are known here
+        self._complete = self._base = (
+            0  # epochs after which all weights are known here; at the start of a phase
+        )
         self._later: list[Letter] = []  # of the next phase
         self._published: defaultdict[int, dict[int, np.ndarray]] = defaultdict(dict)  # by epoch and owner
         self._last = shard.flat.copy()
@@ -204,6 +206,7 @@ class WeightServer:
         """
         self._exact, self._at_once = exact, at_once
         self.finished = False
+        self._base = self._complete
         self.verdict = Verdict.GO_ON
         self._store = VersionStore(self._complete)
         self._flats = {self._complete: self._last}
@@ -214,7 +217,7 @@ class WeightServer:
         self._pushed: Counter[int] = Counter()
         self._changed = False
         self.outcome = Verdict.GO_ON
-        self._judged = self._complete if self._complete else -1  # what a phase starts from is judged
+        self._judged = self._complete - 1
         self._done: dict[int, int] = {}
         self._final: dict[int, np.ndarray] = {}
         if self._complete == 0:
@@ -243,7 +246,8 @@ class WeightServer:
                 self._shard.flat[slice(*self._owners[letter.source])] = letter.data
                 self._changed = True
             case Letters.VERDICT:
-                self._judge(numbers[0], Verdict(numbers[1]))
+                if numbers[2] == self._base:  # else it is of a phase that has ended
+                    self._judge(numbers[0], Verdict(numbers[1]))
             case Letters.DONE:
                 self._end(letter.source, numbers[0], Verdict(numbers[1]))
 
