@@ -15,7 +15,7 @@ from typing import Protocol, cast
 
 from dorylus_hpc.comm.blocks import BlockExchange
 from dorylus_hpc.comm.mailbox import Letter, Mailbox
-from dorylus_hpc.engine.executor import Executor
+from dorylus_hpc.engine.executor import CPU, Executor
 from dorylus_hpc.engine.schedule import (
     Action,
     Bind,
@@ -30,10 +30,10 @@ from dorylus_hpc.engine.schedule import (
 from dorylus_hpc.engine.wiring import Wiring
 from dorylus_hpc.report.trace import Tracer
 
-# Seconds between two looks at MPI: the first and the longest while nothing runs, and while tasks run, from
-# which looking takes the interpreter.
-_SHORTEST, _IDLE = 20e-6, 200e-6
-_BUSY, _LONGEST = 100e-6, 1e-3
+# Seconds between two looks at MPI: while every worker has a task and one more, for looking takes the
+# interpreter and a core from them; else the first and the longest.
+_BUSY = 1e-3
+_SHORTEST, _LONGEST = 20e-6, 200e-6
 _AT_ONCE = 4  # ends of tasks handled between two looks
 
 
@@ -224,10 +224,12 @@ class Loop:
             came = self._take_messages()
             if not came and not happened and not busy:
                 time.sleep(pause)
-            if came or happened:
-                pause = _BUSY if busy else _SHORTEST
+            if self._running[CPU] > self._executor.threads:
+                pause = _BUSY
+            elif came or happened or pause == _BUSY:
+                pause = _SHORTEST
             else:
-                pause = min(1.5 * pause, _LONGEST if busy else _IDLE)
+                pause = min(1.5 * pause, _LONGEST)
         self._note_idleness(True)
 
     def leave(self) -> None:
