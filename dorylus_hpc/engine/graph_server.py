@@ -20,7 +20,7 @@ from dorylus_hpc.engine.recorder import Account
 from dorylus_hpc.engine.registrar import Registrar, pack_results, unpack_results
 from dorylus_hpc.engine.runner import Runner
 from dorylus_hpc.engine.schedule import Epochs, Mode
-from dorylus_hpc.engine.weights import NOBODY, Service, Verdict, WeightClient, WeightServer
+from dorylus_hpc.engine.weights import Service, Verdict, WeightClient, WeightServer
 
 
 class Evaluations:
@@ -233,12 +233,12 @@ class GraphServer:
     def _granted(self, letter: Letter) -> None:
         line = self._runner.training
         assert line.schedule is not None
-        unit, granted = self._client.granted(letter)
-        if unit == NOBODY:
-            event = line.schedule.stop()
-        else:
-            event = line.schedule.bound(unit) if granted else line.schedule.denied(unit)
-        self._runner.loop.do(line, event)
+        units, granted = self._client.granted(letter)
+        if not units:
+            self._runner.loop.do(line, line.schedule.stop())
+        for unit in units:
+            event = line.schedule.bound if granted else line.schedule.denied
+            self._runner.loop.do(line, event(unit))
 
     def _report(self, *, evaluation: bool, number: int, part: int, round_number: int) -> None:
         results = self._runner.take_results("evaluate" if evaluation else "train", round_number, part)
@@ -299,9 +299,9 @@ class GraphServer:
         weights = self._client.weights(unit)
         return self._runner.task("train", unit, number, group, weights, self._epoch(number))
 
-    def bind(self, unit: int, number: int, least: int) -> None:
+    def bind(self, unit: int, number: int, least: int) -> bool | None:
         """Ask for weights."""
-        self._client.ask(unit, least)
+        return self._client.ask(unit, least, exact=self._exact)
 
     def release(self, unit: int, number: int) -> None:
         """Give the weights back; the unit's gradients are complete."""

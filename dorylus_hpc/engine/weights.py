@@ -426,40 +426,71 @@ class WeightClient:
         self._owners = list(zip(service.servers, service.layout.segments, strict=True))
         self._load = dict.fromkeys(service.servers, 0)
         self._asked: Counter[int] = Counter()  # binds under way, by server
-        self._server: dict[int, int] = {}
         self._bound: dict[int, tuple[int, int]] = {}  # (server, version) of a unit
         self._kept: dict[tuple[int, int], dict[str, np.ndarray]] = {}
         self._users: Counter[tuple[int, int]] = Counter()
+        self._shared: dict[int, list[int]] = {}  # units that wait for one binding, by version
+        self._holders: dict[int, tuple[int, int]] = {}  # bindings that are shared, by version
+        self._leaders: dict[tuple[int, int], int] = {}  # in whose name
         self._heard = Verdict.GO_ON
 
-    def ask(self, unit: int, least: int) -> None:
-        """Ask the least loaded server for weights of this version or a later one."""
+    def ask(self, unit: int, least: int, *, exact: bool) -> bool | None:
+        """Get weights for a unit.
+
+        Parameters
+        ----------
+        unit
+            Not bound.
+        least
+            The version it needs, or a later one will do.
+        exact
+            Only that one will do: units then share one binding of this rank, and its letters.
+
+        Returns
+        -------
+        True if the unit has them now; None if they are asked for.
+        """
+        if exact:
+            if least in self._holders:
+                self._bound[unit] = self._holders[least]
+                self._users[self._holders[least]] += 1
+                return True
+            waiting = self._shared.setdefault(least, [])
+            waiting.append(unit)
+            if len(waiting) > 1:
+                return None
 
         def load(server: int) -> tuple[int, int]:
             turn = (server - self._mailbox.rank) % (max(self._service.servers) + 1)
             return self._load[server] + self._asked[server], turn
 
         server = min(self._service.servers, key=load)
-        self._server[unit] = server
         self._asked[server] += 1
         self._mailbox.send(server, Letters.BIND, unit, least)
+        return None
 
-    def granted(self, letter: Letter) -> tuple[int, bool]:
-        """Take a server's answer; return the unit, or `NOBODY`, and whether it has weights now."""
+    def granted(self, letter: Letter) -> tuple[list[int], bool]:
+        """Take a server's answer; return the units it is for (none: all), and whether they have weights."""
         unit, version, load, verdict = letter.numbers[:4]
         server = letter.source
         self._load[server] = load
         self._heard = max(self._heard, Verdict(verdict))
         if unit == NOBODY:
-            return unit, False
+            return [], False
         self._asked[server] -= 1
+        sharing = next((least for least, units in self._shared.items() if unit in units), None)
+        units = [unit] if sharing is None else self._shared.pop(sharing)
         if version != NEVER:
+            key = (server, version)
             if letter.data.size:
-                self._kept[server, version] = self._service.layout.views(letter.data)
-            self._bound[unit] = (server, version)
-            self._users[server, version] += 1
+                self._kept[key] = self._service.layout.views(letter.data)
+            for one in units:
+                self._bound[one] = key
+            self._users[key] += len(units)
+            if sharing is not None:
+                self._holders[version], self._leaders[key] = key, unit
         self._forget(server)
-        return unit, version != NEVER
+        return units, version != NEVER
 
     def weights(self, unit: int) -> dict[str, np.ndarray]:
         """Return the weights a unit is bound to; empty if it is not."""
@@ -468,10 +499,16 @@ class WeightClient:
     def release(self, unit: int) -> None:
         """End a unit's binding."""
         key = self._bound.pop(unit)
-        self._mailbox.send(key[0], Letters.RELEASE, unit)
+        server, version = key
         self._users[key] -= 1
-        self._load[key[0]] -= 1
-        self._forget(key[0])
+        if key in self._leaders:
+            if self._users[key]:
+                return
+            unit = self._leaders.pop(key)
+            del self._holders[version]
+        self._mailbox.send(server, Letters.RELEASE, unit)
+        self._load[server] -= 1
+        self._forget(server)
 
     def push(self, epoch: int, part: int, gradient: np.ndarray) -> None:
         """Send gradients to the owners."""
