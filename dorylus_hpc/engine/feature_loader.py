@@ -83,6 +83,7 @@ class FeatureLoader:
     """
 
     def __init__(self, executor: Executor | None, tracer: Tracer) -> None:
+        self.seconds = 0.0
         self._executor, self._tracer = executor, tracer
         self._readings: dict[int, _Reading] = {}
         self._ahead: list[Future[None]] = []
@@ -142,7 +143,9 @@ class FeatureLoader:
         begin = time.perf_counter()
         self._read(reading)
         lane = self._tracer.lane(lane_name())
-        self._tracer.task("LD", begin, time.perf_counter(), lane, part=reading.part)
+        end = time.perf_counter()
+        self.seconds += end - begin
+        self._tracer.task("LD", begin, end, lane, part=reading.part)
 
     def _read(self, reading: _Reading, most: int | None = None) -> None:
         """Read the next slice of a part, of so many rows at most."""

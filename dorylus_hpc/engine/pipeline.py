@@ -135,6 +135,13 @@ class Line:
         way = self.wiring.tables[table].direction
         return self.schedule.block_arrived(table, self._numbers[way][block], number)
 
+    def place(self, table: int, entry: int) -> tuple[int, int]:
+        """Return the part and the interval of a table's entry."""
+        units = self.wiring.topology.units
+        if entry < len(units):
+            return units[entry].part, units[entry].interval
+        return self.wiring.blocks[self.wiring.tables[table].direction][entry - len(units)]
+
     def stamp(self, action: Send) -> int:
         """Return the stamp of rows that are to be sent."""
         return action.round + self._before[action.table]
@@ -165,11 +172,12 @@ class Loop:
     Attributes
     ----------
     seconds : dict
-        ``SC`` and ``dSC``: packing, sending and placing rows; ``wait``: no task ran here.
+        ``SC`` and ``dSC``: packing, sending and placing rows, those of evaluations in ``eval``; ``wait``: no
+        task ran here.
     """
 
     def __init__(self, executor: Executor, lines: Sequence[Line], tracer: Tracer) -> None:
-        self.seconds = {"SC": 0.0, "dSC": 0.0, "wait": 0.0}
+        self.seconds = {"SC": 0.0, "dSC": 0.0, "eval": 0.0, "wait": 0.0}
         self._tracer = tracer
         self._idle_since: float | None = None
         self._executor, self._lines = executor, lines
@@ -305,7 +313,7 @@ class Loop:
             case Install():
                 began = time.perf_counter()
                 line.install(action)
-                self._note(line, action.table, began)
+                self._note(line, action.table, began, action.round, line.place(action.table, action.entry))
             case Bind():
                 granted = work.bind(action.unit, action.round, action.version)
                 if granted is not None:
@@ -342,13 +350,24 @@ class Loop:
         serial = line.serial(line.stamp(action))
         self._tracer.sent(began, action.table, *block, serial, evaluation=not line.first)
         stamp = line.exchange.send(action.table, block)
-        self._note(line, action.table, began)
+        self._note(line, action.table, began, action.round, block)
         if stamp:  # what other parts of this rank need is there at once
             self.do(line, line.arrived(action.table, block, stamp))
 
-    def _note(self, line: Line, table: int, began: float) -> None:
-        kind = "SC" if line.wiring.tables[table].direction == "in" else "dSC"
-        now = time.perf_counter()
-        self.seconds[kind] += now - began
-        lane = self._tracer.lane("messages")
-        self._tracer.task(kind, began, now, lane, evaluation=not line.first)
+    def _note(self, line: Line, table: int, began: float, number: int, place: tuple[int, int]) -> None:
+        """Account for packing or placing the rows of a part's interval, of a round counted from 1."""
+        one, now = line.wiring.tables[table], time.perf_counter()
+        kind = "SC" if one.direction == "in" else "dSC"
+        self.seconds[kind if line.first else "eval"] += now - began
+        assert line.schedule is not None
+        self._tracer.task(
+            kind,
+            began,
+            now,
+            self._tracer.lane("messages"),
+            epoch=line.schedule.epoch(number - 1) if line.first else 0,
+            layer=one.layer,
+            part=place[0],
+            interval=place[1],
+            evaluation=not line.first,
+        )

@@ -213,6 +213,7 @@ class Runner:
         self._run_alone("setup", {}, epoch=0)
         together(comm, graph.loader.finish)  # only now is it known whether the features were the right ones
         self.training.exchange.end_setup()
+        self.seconds["LD"] += graph.loader.seconds
         self.loop.seconds["SC"] = 0.0  # as bytes: what is told of messages is of epochs
 
     # One round at a time, with given weights.

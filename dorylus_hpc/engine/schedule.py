@@ -67,11 +67,14 @@ class Table:
         Whose neighbours read it: ``in`` for forward gathers, ``out`` for backward ones.
     exchanged
         Whether rows of ghosts come by message; otherwise the ghosts' unit computes them, if any does.
+    layer
+        Whose gather reads it; for people.
     """
 
     name: str
     direction: Direction
     exchanged: bool
+    layer: int = 0
 
 
 @dataclass(frozen=True)
@@ -433,6 +436,10 @@ class Schedule:
             return True
         idle = len(self._blocked) + self._denied + self._through
         return self._stopped and idle == len(self.done)
+
+    def epoch(self, number: int) -> int:
+        """Return the epoch of a round."""
+        return self._rounds[number].epoch
 
     @property
     def stopped(self) -> bool:

@@ -28,7 +28,7 @@ from dorylus_hpc.engine.executor import Executor
 from dorylus_hpc.engine.graph_server import GraphServer
 from dorylus_hpc.engine.loading import load_graph
 from dorylus_hpc.engine.model import build_optimizer, build_program, load_settings, resolve_intervals
-from dorylus_hpc.engine.recorder import Account, Recorder
+from dorylus_hpc.engine.recorder import TRACE, Account, Recorder
 from dorylus_hpc.engine.registrar import Registrar
 from dorylus_hpc.engine.resources import peak_rss_bytes, threads_per_rank
 from dorylus_hpc.engine.runner import DENSE, Experiment, Runner
@@ -348,7 +348,7 @@ def _registrar(plan: Plan, recorder: Recorder) -> Registrar:
 def _recorder(plan: Plan, stack: ExitStack, *, progress: bool) -> Recorder:
     if progress:
         print(plan.describe(), flush=True)
-    for name in ("summary.json", CHECKPOINT):  # they stand for a finished run
+    for name in ("summary.json", CHECKPOINT, TRACE):  # they stand for a finished run
         (Path(plan.config.run_dir) / name).unlink(missing_ok=True)
     metrics = stack.enter_context(MetricsFile(Path(plan.config.run_dir) / "metrics.jsonl"))
     shown = stack.enter_context(Progress(plan.config.epochs, shown=progress))

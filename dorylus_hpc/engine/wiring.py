@@ -133,7 +133,7 @@ def _groups(
         table = None
         if _gathers(stages[0]) and (exchanged or (kept and kept[-1][-1].covers_ghosts)):
             way: Direction = "out" if stages[0].kind == "dGA" else "in"
-            found = Table(stages[0].tensor, way, exchanged)
+            found = Table(stages[0].tensor, way, exchanged, stages[0].layer)
             if found not in tables:
                 tables.append(found)
             table = tables.index(found)
