@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 import cython_kernels
-from bench import accuracy, epoch_time, kernels
+from bench import accuracy, epoch_time, kernels, overlap, pipelining, staleness
 from dorylus_hpc import predict, prepare
 from dorylus_hpc.config import UNAVAILABLE_OPTIONS, UNAVAILABLE_VALUES, TrainConfig, parse_train
 
@@ -29,6 +29,9 @@ PARSERS = {
     "bench.accuracy": accuracy.parser().parse_args,
     "bench.epoch_time": epoch_time.parser().parse_args,
     "bench.kernels": kernels.parse,
+    "bench.overlap": overlap.parse,
+    "bench.pipelining": pipelining.parse,
+    "bench.staleness": staleness.parser().parse_args,
 }
 SHORTEST = {
     "prepare": ["graph.npz", "-o", "folder", "--parts", "1"],
