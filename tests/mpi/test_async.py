@@ -9,7 +9,7 @@ import graphs
 import numpy as np
 import pytest
 from distributed import (
-    GROUPS,
+    SERVERS,
     all_ranks,
     assert_close,
     assert_tensors_close,
@@ -33,9 +33,9 @@ DROPOUTS = {"dropout": 0.4, "input_dropout": 0.3}
 
 
 @pytest.mark.parametrize("weight_update", ["epoch", "interval"])
-@pytest.mark.parametrize("graph_servers, servers", GROUPS)
+@pytest.mark.parametrize("servers", SERVERS)
 @pytest.mark.parametrize("model", MODELS)
-def test_the_first_epoch_is_exact(comm, shared_tmp_path, model, graph_servers, servers, weight_update):
+def test_the_first_epoch_is_exact(comm, shared_tmp_path, model, servers, weight_update):
     build, options = MODELS[model]
     graph = build()
     folder = prepare(comm, graph, shared_tmp_path / "graph", parts=5)
@@ -43,7 +43,7 @@ def test_the_first_epoch_is_exact(comm, shared_tmp_path, model, graph_servers, s
     options["lr"] = 1.0 if weight_update == "epoch" else 1e-7  # at once: later intervals see earlier steps
     how = {"mode": "async", "staleness": 2, "weight_update": weight_update, "threads": 2}
     result = train(
-        comm, graph_servers, servers, folder, shared_tmp_path / "run", weight_decay=0.0, **how, **options
+        comm, *all_ranks(comm, servers), folder, shared_tmp_path / "run", weight_decay=0.0, **how, **options
     )
     if result is not None and comm.rank == 0:
         oracle = oracle_of(graph, weight_decay=0.0, **options)
@@ -134,16 +134,16 @@ def read_lines(run_dir):
 GOAL = {"epochs": 60, "hidden": 8, "intervals": 3, "lr": 0.05, "dropout": 0.2}
 
 
-@pytest.mark.parametrize("graph_servers, servers", GROUPS)
+@pytest.mark.parametrize("servers", SERVERS)
 @pytest.mark.parametrize(
     "goal", [{"patience": 4}, {"target_accuracy": 0.3}, {"patience": 4, "eval_every": 3}]
 )
-def test_exact_runs_stop_at_the_same_epoch(comm, shared_tmp_path, goal, graph_servers, servers):
+def test_exact_runs_stop_at_the_same_epoch(comm, shared_tmp_path, goal, servers):
     """Where a run stops is a matter of its accuracies alone, known from the run that goes on."""
     graph = graphs.directed_random(90, 500, features=9)
     folder = prepare(comm, graph, shared_tmp_path / "graph", parts=4)
     every = goal.get("eval_every", 1)
-    group = (graph_servers, servers)
+    group = all_ranks(comm, servers)
     whole = train(comm, *group, folder, shared_tmp_path / "whole", **{**GOAL, "eval_every": every})
     outcomes = []
     for mode in ("nopipe", "pipe"):
@@ -173,15 +173,13 @@ def test_exact_runs_stop_at_the_same_epoch(comm, shared_tmp_path, goal, graph_se
 
 
 @pytest.mark.parametrize("weight_update", ["epoch", "interval"])
-@pytest.mark.parametrize("graph_servers, servers", GROUPS)
-def test_an_asynchronous_run_stops_and_its_end_is_whole(
-    comm, shared_tmp_path, graph_servers, servers, weight_update
-):
+@pytest.mark.parametrize("servers", SERVERS)
+def test_an_asynchronous_run_stops_and_its_end_is_whole(comm, shared_tmp_path, servers, weight_update):
     graph = graphs.directed_random(90, 500, features=9)
     folder = prepare(comm, graph, shared_tmp_path / "graph", parts=4)
     how = {"mode": "async", "staleness": 2, "weight_update": weight_update, "target_accuracy": 0.3}
     run_dir = shared_tmp_path / "run"
-    result = train(comm, graph_servers, servers, folder, run_dir, **how, **{**GOAL, "epochs": 400})
+    result = train(comm, *all_ranks(comm, servers), folder, run_dir, **how, **{**GOAL, "epochs": 400})
     if comm.rank == 0 and result is not None:
         summary = result.summary
         lines = read_lines(run_dir)
@@ -191,8 +189,8 @@ def test_an_asynchronous_run_stops_and_its_end_is_whole(
 
 
 @pytest.mark.parametrize("weight_update", ["epoch", "interval"])
-@pytest.mark.parametrize("graph_servers, servers", GROUPS)
-def test_near_the_target_it_goes_on_in_pipe(comm, shared_tmp_path, graph_servers, servers, weight_update):
+@pytest.mark.parametrize("servers", SERVERS)
+def test_near_the_target_it_goes_on_in_pipe(comm, shared_tmp_path, servers, weight_update):
     """Unchanged weights again: after the switch the losses are still those of the first epoch."""
     graph = graphs.directed_random(90, 500, features=9)
     folder = prepare(comm, graph, shared_tmp_path / "graph", parts=5)
@@ -206,7 +204,7 @@ def test_near_the_target_it_goes_on_in_pipe(comm, shared_tmp_path, graph_servers
     }
     how = {"mode": "async", "staleness": 2, "weight_update": weight_update, "target_accuracy": 1.0}
     result = train(
-        comm, graph_servers, servers, folder, shared_tmp_path / "run", epochs=40, weight_decay=0.0,
+        comm, *all_ranks(comm, servers), folder, shared_tmp_path / "run", epochs=40, weight_decay=0.0,
         switch_margin=1.0, **how, **options,
     )  # fmt: skip
     if comm.rank == 0 and result is not None:
