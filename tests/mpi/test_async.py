@@ -123,6 +123,19 @@ def test_it_learns_what_pipe_learns(comm, shared_tmp_path, staleness):
         assert min(losses["async"][-30:]) < 0.5 * losses["async"][0]  # no two runs are alike
 
 
+@pytest.mark.parametrize("servers", SERVERS)
+@pytest.mark.parametrize("sparse", [False, True])
+def test_tasks_cut_for_workers_far_away_give_the_same_bits(comm, shared_tmp_path, sparse, servers):
+    graph, group = directed(features=9, sparse=sparse), all_ranks(comm, servers)
+    folder = prepare(comm, graph, shared_tmp_path / "graph", parts=4)
+    options = {"epochs": 3, "intervals": 3, "hidden": 5, "layers": 3, **DROPOUTS}
+    seen = set()
+    for number, how in enumerate([{}, {"dense_delay": 0.001}, {"dense_delay": 0.001, "mode": "nopipe"}]):
+        result = train(comm, *group, folder, shared_tmp_path / f"run{number}", **how, **options)
+        seen.add(result and result.summary["weights_sha256"])
+    assert len(seen) == 1
+
+
 # ---- a goal
 
 
@@ -172,12 +185,17 @@ def test_exact_runs_stop_at_the_same_epoch(comm, shared_tmp_path, goal, servers)
     assert outcomes[0]["weights_sha256"] == outcomes[1]["weights_sha256"]
 
 
+@pytest.mark.parametrize("switch_margin", [0.0, 0.25])
 @pytest.mark.parametrize("weight_update", ["epoch", "interval"])
 @pytest.mark.parametrize("servers", SERVERS)
-def test_an_asynchronous_run_stops_and_its_end_is_whole(comm, shared_tmp_path, servers, weight_update):
+def test_an_asynchronous_run_stops_and_its_end_is_whole(
+    comm, shared_tmp_path, servers, weight_update, switch_margin
+):
+    """Alone, or after it has gone on in pipe with evaluations of before still under way."""
     graph = graphs.directed_random(90, 500, features=9)
     folder = prepare(comm, graph, shared_tmp_path / "graph", parts=4)
     how = {"mode": "async", "staleness": 2, "weight_update": weight_update, "target_accuracy": 0.3}
+    how["switch_margin"] = switch_margin
     run_dir = shared_tmp_path / "run"
     result = train(comm, *all_ranks(comm, servers), folder, run_dir, **how, **{**GOAL, "epochs": 400})
     if comm.rank == 0 and result is not None:
