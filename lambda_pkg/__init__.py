@@ -3,3 +3,5 @@
 This package is the archive that is uploaded to AWS Lambda; the graph servers import it too, so that
 the dense stage maths exists once. It imports nothing else of this project.
 """
+
+VERSION = "1"  # of the protocol and of what an archive can compute

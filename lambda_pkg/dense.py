@@ -4,11 +4,16 @@ The one home of these formulas: graph servers and workers call the same function
 the same bits wherever it ran (given one BLAS thread and the same NumPy). Arrays are plain
 ``float32`` or ``float64``; every array of a call has the same dtype, and it is kept. A block may
 have no rows.
+
+For the row-wise passes and the loss the graph server's own cores have compiled twins with the same
+names in `cython_kernels`; masks are equal, values to rounding.
 """
 
 from __future__ import annotations
 
 import numpy as np
+
+from lambda_pkg.dropout import keep_mask
 
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
@@ -164,3 +169,165 @@ def bias_gradient(d_out: np.ndarray, out: np.ndarray | None = None) -> np.ndarra
     # A column is added row after row: in float32 its error would grow with the number of rows.
     out[...] = np.add.reduce(d_out, axis=0, dtype=np.float64)
     return out
+
+
+def bias_relu_dropout(
+    z: np.ndarray,
+    bias: np.ndarray,
+    gids: np.ndarray,
+    p: float,
+    *,
+    seed: int,
+    epoch: int,
+    layer: int,
+    relu: bool = True,
+    out: np.ndarray | None = None,
+) -> np.ndarray:
+    """Return ``dropout(relu(z + bias))``, the activation of a hidden layer.
+
+    Parameters
+    ----------
+    z : ndarray, (n, f)
+    bias : ndarray, (f,)
+    gids : ndarray, (n,), int64
+        Vertex ids, which key the masks.
+    p : float
+        Probability of dropping a value; 0: no dropout.
+    seed, epoch, layer : int
+        What else the masks depend on (`lambda_pkg.dropout`).
+    relu : bool
+        False leaves ReLU out.
+    out : ndarray, (n, f), optional
+        Buffer; `z` itself or apart from it.
+
+    Returns
+    -------
+    ndarray, (n, f)
+
+    Raises
+    ------
+    TypeError, ValueError
+        Dtypes or shapes that do not fit together.
+    """
+    _check_float("z", z, 2)
+    _check_shape("bias", bias, (z.shape[1],), z.dtype)
+    if gids.shape != (z.shape[0],):
+        raise ValueError(f"gids must have shape {(z.shape[0],)}, got {gids.shape}")
+    out = np.add(z, bias, out=out)
+    if relu:
+        np.maximum(out, 0, out=out)
+    if p > 0:
+        np.multiply(out, out.dtype.type(1.0 / (1.0 - p)), out=out)
+        kept = keep_mask(gids, z.shape[1], p, seed=seed, epoch=epoch, layer=layer)
+        np.copyto(out, 0, where=np.logical_not(kept, out=kept))
+    return out
+
+
+def relu_dropout_backward(
+    d_out: np.ndarray, activated: np.ndarray, p: float, *, out: np.ndarray | None = None
+) -> np.ndarray:
+    """Return the gradient of ``z + bias`` in `bias_relu_dropout`.
+
+    Parameters
+    ----------
+    d_out : ndarray, (n, f)
+        Gradient of its result.
+    activated : ndarray, (n, f)
+        Its result: positive exactly where both ReLU and dropout let a value pass.
+    p : float
+        As in the forward.
+    out : ndarray, (n, f), optional
+        Buffer; `d_out` itself or apart from the inputs.
+
+    Returns
+    -------
+    ndarray, (n, f)
+
+    Raises
+    ------
+    TypeError, ValueError
+        Dtypes or shapes that do not fit together.
+    """
+    _check_float("d_out", d_out, 2)
+    _check_shape("activated", activated, d_out.shape, d_out.dtype)
+    passed = activated > 0
+    out = np.multiply(d_out, d_out.dtype.type(1.0 / (1.0 - p)), out=out)
+    np.copyto(out, 0, where=np.logical_not(passed, out=passed))
+    return out
+
+
+def softmax_cross_entropy(
+    logits: np.ndarray, labels: np.ndarray, mask: np.ndarray, *, scale: float = 1.0
+) -> tuple[float, np.ndarray]:
+    """Return the sum of -log softmax(logits)[label] over the rows of a mask, and its gradient.
+
+    Parameters
+    ----------
+    logits : ndarray, (n, n_classes)
+        Computed in double precision whatever their dtype.
+    labels : ndarray, (n,), int
+        In 0 .. n_classes - 1 where the mask is set, anything elsewhere.
+    mask : ndarray, (n,)
+        Not 0 in the rows that count.
+    scale : float
+        Factor of the gradient, not of the sum.
+
+    Returns
+    -------
+    loss : float
+        In nats.
+    d_logits : ndarray, (n, n_classes)
+        ``scale * (softmax - onehot)`` in the rows of the mask, exactly 0 elsewhere.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Dtypes or shapes that do not fit together, or a label out of range under the mask.
+    """
+    _check_float("logits", logits, 2)
+    n, n_classes = logits.shape
+    for name, array in (("labels", labels), ("mask", mask)):
+        if array.shape != (n,):
+            raise ValueError(f"{name} must have shape {(n,)}, got {array.shape}")
+    d_logits = np.zeros_like(logits)
+    rows = np.flatnonzero(mask)
+    if len(rows) == 0:
+        return 0.0, d_logits
+    wanted = labels[rows]
+    if wanted.min() < 0 or wanted.max() >= n_classes:
+        raise ValueError(
+            f"labels under the mask must lie in 0..{n_classes - 1}, got {wanted.min()}..{wanted.max()}"
+        )
+    z = logits[rows].astype(np.float64)
+    z -= z.max(axis=1, keepdims=True)
+    picked = z[np.arange(len(rows)), wanted]
+    np.exp(z, out=z)
+    totals = z.sum(axis=1)
+    loss = float(np.cumsum(np.log(totals) - picked)[-1])  # row after row, like the compiled twin
+    z /= totals[:, None]
+    z[np.arange(len(rows)), wanted] -= 1.0
+    z *= scale
+    d_logits[rows] = z
+    return loss, d_logits
+
+
+def count_correct(logits: np.ndarray, labels: np.ndarray, split: np.ndarray, n_sets: int) -> np.ndarray:
+    """Count right answers by set.
+
+    Parameters
+    ----------
+    logits : ndarray, (n, n_classes)
+    labels : ndarray, (n,), int
+        -1: unlabelled, never right.
+    split : ndarray, (n,), int
+        Set of each row: 1 .. `n_sets`, or 0 for none.
+    n_sets : int
+
+    Returns
+    -------
+    ndarray, (n_sets,), int64
+    """
+    if len(logits) == 0:
+        return np.zeros(n_sets, np.int64)
+    right = (logits.argmax(axis=1) == labels) & (labels >= 0)
+    return np.bincount(split[right], minlength=n_sets + 1)[1 : n_sets + 1].astype(np.int64)

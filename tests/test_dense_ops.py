@@ -1,0 +1,142 @@
+"""Dense tasks as programs, and the row-wise maths that workers do in NumPy."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import cython_kernels
+from lambda_pkg import dense
+from lambda_pkg.dropout import keep_mask
+from lambda_pkg.ops import OutputSpec, chunk_bounds, run
+
+
+def block(rng, n, f, dtype="float32"):
+    return rng.normal(size=(n, f)).astype(dtype)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    n=st.integers(0, 300), f=st.integers(1, 40), p=st.sampled_from([0.1, 0.5, 0.9]),
+    seed=st.integers(0, 2**64 - 1), epoch=st.integers(0, 2**32 - 1), layer=st.integers(0, 60),
+    dtype=st.sampled_from(["float32", "float64"]),
+)  # fmt: skip
+def test_activation_has_the_bits_of_the_compiled_one(n, f, p, seed, epoch, layer, dtype):
+    rng = np.random.default_rng([n, f])
+    gids = rng.integers(0, 2**62, n)
+    z, bias, d_out = block(rng, n, f, dtype), block(rng, 1, f, dtype)[0], block(rng, n, f, dtype)
+    key = {"seed": seed, "epoch": epoch, "layer": layer}
+    there = cython_kernels.bias_relu_dropout(z, bias, gids, p, **key)
+    here = dense.bias_relu_dropout(z, bias, gids, p, **key)
+    np.testing.assert_array_equal(here, there)
+    np.testing.assert_array_equal(
+        dense.relu_dropout_backward(d_out, here, p), cython_kernels.relu_dropout_backward(d_out, there, p)
+    )
+    ones = np.ones((n, f), dtype)
+    kept = cython_kernels.dropout(ones, gids, p, **key) > 0
+    np.testing.assert_array_equal(keep_mask(gids, f, p, **key), kept)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("n", [0, 1, 57])
+def test_loss_is_that_of_the_compiled_one(n, dtype):
+    rng = np.random.default_rng(n)
+    logits = 20 * block(rng, n, 7, dtype)
+    labels, mask = rng.integers(0, 7, n).astype(np.int32), rng.random(n) < 0.6
+    labels[~mask] = -1
+    there = np.empty_like(logits)
+    wanted = cython_kernels.softmax_cross_entropy(logits, labels, mask, scale=0.25, d_logits=there)
+    loss, here = dense.softmax_cross_entropy(logits, labels, mask, scale=0.25)
+    assert loss == pytest.approx(wanted, rel=1e-14)
+    np.testing.assert_allclose(here, there, rtol=1e-6, atol=1e-12)
+    assert not here[~mask].any()
+
+
+def test_loss_refuses_a_label_out_of_range():
+    with pytest.raises(ValueError, match=r"labels under the mask must lie in 0..2, got 1..3"):
+        dense.softmax_cross_entropy(np.zeros((2, 3)), np.array([1, 3]), np.array([1, 1]))
+
+
+def test_right_answers_are_counted_by_set():
+    logits = np.eye(4)[[0, 1, 2, 3, 1, 1]]
+    labels, split = np.array([0, 1, 2, -1, 1, 0]), np.array([1, 1, 2, 2, 0, 3])
+    np.testing.assert_array_equal(dense.count_correct(logits, labels, split, 3), [2, 1, 0])
+    np.testing.assert_array_equal(dense.count_correct(logits[:0], labels[:0], split[:0], 3), [0, 0, 0])
+
+
+PROGRAM = [
+    ["apply_vertex", {}, ["M", "W"], ["H"]],
+    ["bias_relu_dropout", {"p": 0.5, "seed": 3, "epoch": 4, "layer": 1}, ["H", "b", "gids"], ["H"]],
+    ["relu_dropout_backward", {"p": 0.5}, ["dH", "H"], ["dH"]],
+    ["bias_gradient", {}, ["dH"], ["grad b"]],
+    ["apply_vertex_backward", {}, ["M", "W", "dH"], ["grad W", "dM"]],
+]
+
+
+def task(n=100):
+    rng = np.random.default_rng(0)
+    inputs = {
+        "M": block(rng, n, 6), "W": block(rng, 6, 5), "b": block(rng, 1, 5)[0],
+        "dH": block(rng, n, 5), "gids": rng.integers(0, 10**6, n),
+    }  # fmt: skip
+    outputs = {
+        "H": OutputSpec((n, 5), "<f4", True),
+        "dM": OutputSpec((n, 6), "<f4", True),
+        "grad W": OutputSpec((6, 5), "<f4", False),
+        "grad b": OutputSpec((5,), "<f4", False),
+    }
+    return inputs, outputs, frozenset({"M", "dH", "gids"})
+
+
+def expected(inputs):
+    h = dense.bias_relu_dropout(
+        inputs["M"] @ inputs["W"], inputs["b"], inputs["gids"], 0.5, seed=3, epoch=4, layer=1
+    )
+    d_z = dense.relu_dropout_backward(inputs["dH"], h, 0.5)
+    return {
+        "H": h, "dM": d_z @ inputs["W"].T, "grad W": inputs["M"].T @ d_z,
+        "grad b": d_z.astype(float).sum(axis=0),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("chunk", [0, 1, 7, 100, 1000])
+def test_a_program_computes_what_its_ops_say(chunk):
+    inputs, outputs, rows = task()
+    before = {name: array.copy() for name, array in inputs.items()}
+    found = run(PROGRAM, inputs, outputs, rows=rows, chunk=chunk)
+    for name, array in expected(inputs).items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-5, err_msg=name)
+    for name, array in before.items():
+        np.testing.assert_array_equal(inputs[name], array, err_msg=f"{name} was changed")
+
+
+def test_results_go_to_given_buffers_and_chunks_are_added_in_order():
+    inputs, outputs, rows = task()
+    buffers = {"grad W": np.full((6, 5), np.nan, np.float32), "H": np.full((100, 5), np.nan, np.float32)}
+    found = run(PROGRAM, inputs, outputs, rows=rows, chunk=40, buffers=buffers)
+    assert found["grad W"] is buffers["grad W"] and found["H"] is buffers["H"]
+    total = np.zeros((6, 5), np.float32)
+    for start, stop in ((0, 40), (40, 80), (80, 100)):
+        part = {name: inputs[name][start:stop] if name in rows else inputs[name] for name in inputs}
+        total += run(
+            PROGRAM, part, {"grad W": outputs["grad W"]}, rows=rows, chunk=0
+        )["grad W"]  # fmt: skip
+    np.testing.assert_array_equal(found["grad W"], total)
+
+
+def test_a_task_without_rows_gives_zero_gradients():
+    inputs, outputs, rows = task(0)
+    found = run(PROGRAM, inputs, outputs, rows=rows, chunk=8)
+    assert not found["grad W"].any() and not found["grad b"].any() and found["H"].shape == (0, 5)
+
+
+def test_chunks_cover_all_rows():
+    assert chunk_bounds(10, 4) == [(0, 4), (4, 8), (8, 10)]
+    assert chunk_bounds(8, 4) == [(0, 4), (4, 8)]
+    assert chunk_bounds(3, 4) == chunk_bounds(3, 0) == [(0, 3)]
+    assert chunk_bounds(0, 4) == [(0, 0)]
+
+
+def test_unknown_ops_are_refused():
+    with pytest.raises(ValueError, match="unknown op .*system"):
+        run([["system", {}, ["x"], ["y"]]], {"x": np.zeros(1)}, {}, rows=frozenset({"x"}))
