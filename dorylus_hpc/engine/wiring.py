@@ -60,6 +60,7 @@ def wire(
     *,
     peers: Sequence[int] = (),
     dense: str = "cpu",
+    fuse: bool = True,
 ) -> Wiring:
     """Derive the wiring of one graph server.
 
@@ -78,6 +79,8 @@ def wire(
     dense
         Resource of the dense stages. Where it is not that of the gathers, a gather and what follows it are
         two tasks.
+    fuse
+        False makes dense forward and backward two tasks there, too.
     """
     passes = {
         "train": program.training_groups(),
@@ -87,7 +90,7 @@ def wire(
     tables: list[Table] = []
     groups, stages, exchanged = {}, {}, {}
     for kind, fused in passes.items():
-        groups[kind], stages[kind] = _groups(fused, tables, dense)
+        groups[kind], stages[kind] = _groups(fused, tables, dense, fuse=fuse)
         exchanged[kind] = tuple(
             {g.reads: None for g in groups[kind] if g.reads is not None and tables[g.reads].exchanged}
         )
@@ -120,7 +123,7 @@ def wire(
 
 
 def _groups(
-    fused: Iterable[tuple[Stage, ...]], tables: list[Table], dense: str
+    fused: Iterable[tuple[Stage, ...]], tables: list[Table], dense: str, *, fuse: bool
 ) -> tuple[tuple[Group, ...], tuple[tuple[Stage, ...], ...]]:
     """Turn fused stages into groups; the tables that they read and write are added to the list."""
     kept: list[tuple[Stage, ...]] = []
@@ -137,7 +140,7 @@ def _groups(
             if found not in tables:
                 tables.append(found)
             table = tables.index(found)
-        for piece in _by_place(stages) if dense != GRAPH else (stages,):
+        for piece in split_by_place(stages, fuse=fuse) if dense != GRAPH else (stages,):
             kept.append(piece)
             reads.append(table)
             table = None
@@ -173,9 +176,21 @@ def _on_server(stage: Stage) -> bool:
     return _gathers(stage) or stage.on_server or stage.kind == "LD"
 
 
-def _by_place(stages: tuple[Stage, ...]) -> Iterable[tuple[Stage, ...]]:
-    """Cut fused stages where work goes from the graph server elsewhere, or back."""
-    return (tuple(piece) for _, piece in groupby(stages, _on_server))
+def split_by_place(stages: tuple[Stage, ...], *, fuse: bool = True) -> Iterable[tuple[Stage, ...]]:
+    """Cut fused stages where work goes from the graph server elsewhere, or back.
+
+    Parameters
+    ----------
+    stages
+        Fused ones.
+    fuse
+        False also cuts between dense stages of the forward and of the backward.
+    """
+
+    def place(stage: Stage) -> tuple[bool, bool]:
+        return _on_server(stage), not fuse and stage.kind == "dAV"
+
+    return (tuple(piece) for _, piece in groupby(stages, place))
 
 
 def _who_reads_whom(

@@ -27,8 +27,18 @@ import numpy as np
 from cython_kernels import relu_dropout_backward, softmax_cross_entropy
 from dorylus_hpc.nn.operands import DropoutKey, activate
 from dorylus_hpc.nn.params import ParamSpec
-from dorylus_hpc.nn.program import Program, RowTensor, Stage, Task, load_stages
+from dorylus_hpc.nn.program import (
+    LOSS,
+    Pass,
+    Program,
+    RowTensor,
+    Stage,
+    Task,
+    gradient_of,
+    load_stages,
+)
 from lambda_pkg.dense import apply_vertex, apply_vertex_backward, bias_gradient
+from lambda_pkg.ops import Op
 
 FEATURES = "features"  # the features with dropout; absent from a task where they are used as they are
 
@@ -187,24 +197,28 @@ class _Layer:
                     stages.append(Stage("GA", i, self.gather_features, tensor=FEATURES))
                 else:
                     stages.append(Stage("GA", i, self.gather_input, tensor=f"H{i - 1}"))
-            stages.append(Stage("AV", i, self.transform_aggregate))
+            stages.append(Stage("AV", i, self.transform_aggregate, ops=self.transform_aggregate_ops))
         else:
             stages.append(
-                Stage("AV", i, self.transform_input, covers_ghosts=self.first, on_server=self.first)
+                Stage("AV", i, self.transform_input, covers_ghosts=True, on_server=True)
+                if self.first
+                else Stage("AV", i, self.transform_input, ops=self.transform_input_ops)
             )
             if not self.first:
                 stages.append(Stage("SC", i, tensor=f"Y{i}"))
             stages.append(Stage("GA", i, self.gather_transformed, tensor=f"Y{i}"))
-            stages.append(Stage("AV", i, self.activate))
+            stages.append(Stage("AV", i, self.activate, ops=self.activate_ops))
         if self.last:
-            stages.append(Stage("AV", i, self.loss, trains_only=True))
+            stages.append(Stage("AV", i, self.loss, trains_only=True, ops=self.loss_ops))
         return stages
 
     def backward(self) -> list[Stage]:
         i = self.index
-        stages = [Stage("dAV", i, self.output_gradient)]
+        stages = [Stage("dAV", i, self.output_gradient, ops=self.output_gradient_ops)]
         if self.aggregate_first:
-            stages.append(Stage("dAV", i, self.transform_aggregate_backward))
+            stages.append(
+                Stage("dAV", i, self.transform_aggregate_backward, ops=self.transform_aggregate_backward_ops)
+            )
             if not self.first:
                 stages += [
                     Stage("dSC", i, tensor=f"dM{i}"),
@@ -214,7 +228,9 @@ class _Layer:
             stages += [
                 Stage("dSC", i, tensor=f"dH{i}"),
                 Stage("dGA", i, self.gather_transformed_backward, tensor=f"dH{i}"),
-                Stage("dAV", i, self.transform_input_backward, on_server=self.first),
+                Stage("dAV", i, self.transform_input_backward, on_server=True, reads=(f"dY{i}",))
+                if self.first
+                else Stage("dAV", i, self.transform_input_backward, ops=self.transform_input_backward_ops),
             ]
         return stages
 
@@ -323,3 +339,47 @@ class _Layer:
             d_w=d_w,
             d_h=task.block(f"dH{self.index - 1}"),
         )
+
+    # The same for a worker elsewhere.
+
+    def transform_input_ops(self, _: Pass) -> list[Op]:
+        i = self.index
+        return [("apply_vertex", {}, [f"H{i - 1}", f"W{i}"], [f"Y{i}"])]
+
+    def transform_aggregate_ops(self, way: Pass) -> list[Op]:
+        i = self.index
+        return [("apply_vertex", {}, [f"M{i}", f"W{i}"], [f"H{i}"]), *self.activate_ops(way)]
+
+    def activate_ops(self, way: Pass) -> list[Op]:
+        h, bias = f"H{self.index}", f"b{self.index}"
+        if self.last:
+            return [("add_bias", {}, [h, bias], [h])]
+        key = self.output_key
+        dropout = {
+            "p": key.p if way.training else 0.0,
+            "seed": key.seed,
+            "epoch": way.epoch,
+            "layer": key.layer,
+        }
+        return [("bias_relu_dropout", dropout, [h, bias, "gids"], [h])]
+
+    def loss_ops(self, way: Pass) -> list[Op]:
+        h = f"H{self.index}"
+        scale = {"scale": 1.0 / way.n_labelled}
+        return [("softmax_cross_entropy", scale, [h, "labels", "train_mask"], [LOSS, f"d{h}"])]
+
+    def output_gradient_ops(self, _: Pass) -> list[Op]:
+        d_h, h = f"dH{self.index}", f"H{self.index}"
+        ops: list[Op] = []
+        if not self.last:
+            ops.append(("relu_dropout_backward", {"p": self.output_key.p}, [d_h, h], [d_h]))
+        return [*ops, ("bias_gradient", {}, [d_h], [gradient_of(f"b{self.index}")])]
+
+    def transform_aggregate_backward_ops(self, _: Pass) -> list[Op]:
+        i, d_w = self.index, gradient_of(f"W{self.index}")
+        makes = [d_w] if self.first else [d_w, f"dM{i}"]
+        return [("apply_vertex_backward", {}, [f"M{i}", f"W{i}", f"dH{i}"], makes)]
+
+    def transform_input_backward_ops(self, _: Pass) -> list[Op]:
+        i, d_w = self.index, gradient_of(f"W{self.index}")
+        return [("apply_vertex_backward", {}, [f"H{i - 1}", f"W{i}", f"dY{i}"], [d_w, f"dH{i - 1}"])]

@@ -31,8 +31,18 @@ import numpy as np
 
 from dorylus_hpc.nn.operands import PartOperands
 from dorylus_hpc.nn.params import ParamSpec
+from lambda_pkg.ops import Op
 
 INPUT = "X"  # the features, own rows and ghosts, as they were loaded; only dense ones are a row tensor
+
+LOSS = "loss"  # the sum over an interval's training vertices
+ROW_ATTRIBUTES = ("gids", "labels", "train_mask", "split")  # of a part, a value a vertex
+
+
+def gradient_of(weight: str) -> str:
+    """Return the name of a weight tensor's gradient in the ops of a stage."""
+    return f"d{weight}"
+
 
 Kind = Literal["LD", "GA", "AV", "SC", "dGA", "dAV", "dSC"]
 Ghosts = Literal["in", "out"]
@@ -110,6 +120,21 @@ class Task:
 
 
 @dataclass(frozen=True)
+class Pass:
+    """What the ops of a dense stage depend on, beside their arrays.
+
+    Attributes
+    ----------
+    epoch, training, n_labelled
+        As for `Task`.
+    """
+
+    epoch: int
+    training: bool
+    n_labelled: int
+
+
+@dataclass(frozen=True)
 class Stage:
     """One step of a layer.
 
@@ -135,6 +160,12 @@ class Stage:
     on_server
         A dense stage that stays where the graph is, even if others run elsewhere: it reads features, which
         are large and never change.
+    ops
+        The same work as `run` for a worker elsewhere, of a dense stage that is not `on_server`. Names are
+        those of row tensors, weights, gradients (`gradient_of`), the attributes `ROW_ATTRIBUTES` of the part,
+        and `LOSS`.
+    reads
+        Row tensors that `run` reads in the interval's own rows, where neither `ops` nor `tensor` tells.
     """
 
     kind: Kind
@@ -145,6 +176,8 @@ class Stage:
     trains_only: bool = False
     weightless: bool = False
     on_server: bool = False
+    ops: Callable[[Pass], list[Op]] | None = None
+    reads: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

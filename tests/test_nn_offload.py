@@ -1,0 +1,185 @@
+"""Which arrays travel for a group of dense stages, and that its ops compute what its stages compute."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from dorylus_hpc.engine.wiring import split_by_place
+from dorylus_hpc.nn.gcn import gcn_program
+from dorylus_hpc.nn.offload import CORRECT, plan_offload
+from dorylus_hpc.nn.operands import DenseFeatures, EdgeOperand, PartOperands
+from dorylus_hpc.nn.params import plan_layout
+from dorylus_hpc.nn.program import LOSS, Pass, Task, gradient_of
+from lambda_pkg.ops import OutputSpec, run
+
+
+def program(**changes):
+    options = {
+        "n_features": 6, "hidden": [5], "n_classes": 4, "sparse_features": False, "dropout": 0.5,
+        "input_dropout": 0.0, "weight_decay": 0.0, "decay_scope": "all", "seed": 3,
+    }  # fmt: skip
+    return gcn_program(**(options | changes))
+
+
+def groups_of(model, kind="train", *, fuse=True):
+    fused = model.training_groups() if kind == "train" else model.evaluation_groups()
+    return [piece for group in fused if group[0].run for piece in split_by_place(group, fuse=fuse)]
+
+
+def plans(model, *, rematerialise, kind="train", fuse=True):
+    groups = groups_of(model, kind, fuse=fuse)
+    found = [
+        plan_offload(model, groups, place, rematerialise=rematerialise)
+        for place, group in enumerate(groups)
+        if group[0].ops
+    ]
+    return {plan.name: plan for plan in found}
+
+
+def test_logits_and_their_gradient_stay_with_the_worker_where_the_last_layer_is_one_task():
+    wide = program(n_classes=9)  # aggregates first: the last layer has a product of its own
+    last = plans(wide, rematerialise=True)["AV2+AV2+dAV2+dAV2"]
+    assert last.rows == ("M2",) and last.makes == ("dM2",)
+    assert last.attributes == ("labels", "train_mask") and last.weights == ("W2", "b2")
+    assert last.gradients == ("W2", "b2") and last.loss
+
+
+def test_without_fusion_the_gradient_of_the_logits_travels_twice():
+    apart = plans(program(n_classes=9), rematerialise=True, fuse=False)
+    assert apart["AV2+AV2"].makes == ("dH2",) and apart["AV2+AV2"].loss
+    assert apart["dAV2+dAV2"].rows == ("dH2", "M2") and apart["dAV2+dAV2"].makes == ("dM2",)
+
+
+def test_rematerialisation_leaves_out_what_the_backward_can_make_again():
+    with_it, without = (plans(program(), rematerialise=flag) for flag in (True, False))
+    assert without["AV1+AV2"].makes == ("H1", "Y2")
+    assert without["dAV2+dAV1+dAV1"].rows == ("H1", "dY2", "M1")
+    assert with_it["AV1+AV2"].makes == ("Y2",)
+    assert with_it["dAV2+dAV1+dAV1"].rows == ("M1", "dY2")
+    assert with_it["dAV2+dAV1+dAV1"].weights == ("W1", "b1", "W2")
+
+
+def test_what_comes_from_a_gather_is_not_made_again():
+    deep = plans(program(hidden=[5, 4], n_classes=3), rematerialise=True)
+    assert deep["dAV3+dAV2"].rows == ("H2", "dY3")
+    assert deep["AV2+AV3"].makes == ("H2", "Y3")
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+@pytest.mark.parametrize("rematerialise", [True, False])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"n_classes": 9},
+        {"hidden": [5, 4]},
+        {"hidden": [4, 7, 3], "dropout": 0.0},
+        {"hidden": []},
+        {"input_dropout": 0.4},
+        {"sparse_features": False, "n_features": 60, "input_dropout": 0.4},
+    ],
+)
+def test_ops_compute_what_stages_compute(changes, rematerialise, fuse):
+    """A whole epoch on one part: every dense group once by its stages, once by its ops."""
+    model = program(**changes)
+    layout = plan_layout(model.params, 1)
+    rng = np.random.default_rng(1)
+    n, f = 40, model.params[0].shape[0]
+    weights = layout.views(rng.normal(size=layout.size))
+    part = random_part(rng, n, f, model.params[-1].shape[0])
+    mine = tensors_of(model, part, n)
+    theirs = {name: array.copy() for name, array in mine.items()}
+    gradients, gradients_there = (layout.views(np.full(layout.size, np.nan)) for _ in range(2))
+    task, there = (
+        Task(part, (0, n), tensors, tensors, weights, grads, epoch=2, training=True, n_labelled=30)
+        for tensors, grads in ((mine, gradients), (theirs, gradients_there))
+    )
+    for stage in (*model.setup, *(s for group in groups_of(model) for s in group)):
+        if stage.run:
+            stage.run(task)
+    for stage in model.setup:
+        if stage.run:
+            stage.run(there)
+    groups = groups_of(model, fuse=fuse)
+    loss = None
+    for place, group in enumerate(groups):
+        if not group[0].ops:
+            for stage in group:
+                stage.run(there)
+            continue
+        plan = plan_offload(model, groups, place, rematerialise=rematerialise, counts=False)
+        found = compute(plan, there, weights)
+        for name in plan.makes:
+            theirs[name][:n] = found[name]
+        for name in plan.gradients:
+            gradients_there[name][...] = found[gradient_of(name)]
+        if plan.loss:
+            loss = float(found[LOSS][0])
+    assert loss == pytest.approx(task.loss, rel=1e-12)
+    for name in gradients:
+        np.testing.assert_allclose(
+            gradients_there[name], gradients[name], rtol=1e-9, atol=1e-12, err_msg=name
+        )
+
+
+def test_right_answers_are_counted_where_the_logits_are():
+    model = program()
+    groups = groups_of(model, "evaluate")
+    plan = plan_offload(model, groups, len(groups) - 1, rematerialise=True, counts=True)
+    assert plan.makes == () and plan.counts
+    rng = np.random.default_rng(1)
+    part = random_part(rng, 40, 6, 4)
+    tensors = {"H2": rng.normal(size=(40, 4))}
+    weights = {"b2": rng.normal(size=4)}
+    task = Task(part, (0, 40), tensors, tensors, weights, {}, epoch=0, training=False, n_labelled=30)
+    found = compute(plan, task, weights)[CORRECT]
+    right = ((tensors["H2"] + weights["b2"]).argmax(axis=1) == part.labels) & (part.labels >= 0)
+    np.testing.assert_array_equal(found, [np.count_nonzero(right & (part.split == s)) for s in (1, 2, 3)])
+
+
+def compute(plan, task, weights):
+    inputs = {name: task.block(name) for name in plan.rows}
+    inputs |= {name: getattr(task.part, name) for name in plan.attributes}
+    rows = frozenset(inputs)
+    inputs |= {name: weights[name] for name in plan.weights}
+    n = len(task.part.labels)
+    outputs = {name: OutputSpec((n, task.tensors[name].shape[1]), "<f8", True) for name in plan.makes}
+    outputs |= {gradient_of(name): OutputSpec(weights[name].shape, "<f8", False) for name in plan.gradients}
+    if plan.loss:
+        outputs[LOSS] = OutputSpec((1,), "<f8", False)
+    if plan.counts:
+        outputs[CORRECT] = OutputSpec((3,), "<i8", False)
+    way = Pass(task.epoch, task.training, task.n_labelled)
+    return run(plan.ops(way, 3), inputs, outputs, rows=rows)
+
+
+def random_part(rng, n, f, classes):
+    near = (rng.random((n, n)) < 0.1).astype(float)
+    near = np.maximum(near, near.T)
+    rows, indices = np.nonzero(near)
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=n))])
+    scale = 1 / np.sqrt(np.diff(indptr) + 1.0)
+    edges = EdgeOperand(indptr, indices.astype(np.int32), None, scale, scale)
+    labels = rng.integers(-1, classes, n).astype(np.int32)
+    split = rng.integers(0, 4, n).astype(np.int8)
+    return PartOperands(
+        index=0, gids=np.arange(n), in_edges=edges, out_edges=edges, n_in_ghosts=0, n_out_ghosts=0,
+        features=DenseFeatures(rng.normal(size=(n, f)), np.arange(n)), labels=labels, split=split,
+        train_mask=((split == 1) & (labels >= 0)).astype(np.uint8),
+    )  # fmt: skip
+
+
+def tensors_of(model, part, n):
+    tensors = {name: np.zeros((n, tensor.width)) for name, tensor in model.tensors.items()}
+    tensors["X"] = part.features.x
+    if model.drops_input:
+        tensors["features"] = part.features.buffer()
+    return tensors
+
+
+def test_every_dense_stage_that_may_leave_the_server_has_ops():
+    for changes in ({}, {"hidden": [5, 4]}, {"sparse_features": True}, {"input_dropout": 0.4}):
+        for stage in (*program(**changes).forward, *program(**changes).backward):
+            dense = stage.kind in ("AV", "dAV") and not stage.on_server
+            assert (stage.ops is not None) == dense, dataclasses.astuple(stage)
