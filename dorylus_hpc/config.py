@@ -26,13 +26,7 @@ _NOT_YET = "is not available in this version"
 UNAVAILABLE_OPTIONS = (
     "model_file",
     "heads",
-    "function",
-    "region",
-    "memory_mb",
-    "max_workers",
     "place",
-    "tls",
-    "budget_usd",
     "halo_dtype",
     "checkpoint_every",
     "resume",
@@ -40,7 +34,6 @@ UNAVAILABLE_OPTIONS = (
 )
 UNAVAILABLE_VALUES = {
     "model": ("sage", "gat"),
-    "backend": ("lambda", "lambda-local"),
 }
 
 
@@ -58,6 +51,7 @@ _COUNT = ("at least 0", lambda value: value >= 0)
 _POSITIVE_COUNT = ("at least 1", lambda value: value >= 1)
 _PROBABILITY = ("in [0, 1)", lambda value: 0 <= value < 1)
 _POSITIVE = ("a positive number", lambda value: 0 < value < math.inf)
+_SWITCH = ("on", "off")
 _NOT_NEGATIVE = ("a number >= 0", lambda value: 0 <= value < math.inf)
 
 
@@ -130,7 +124,58 @@ class TrainConfig:
         check=("a number >= 1", lambda value: 1 <= value < math.inf),
     )
     eval_every: int = _option(1, "epochs between evaluations", check=_POSITIVE_COUNT)
-    backend: str = _option("cpu", "where dense tasks run", choices=("cpu",))
+    backend: str = _option(
+        "cpu",
+        "where dense tasks run: on the graph servers' cores, in AWS Lambda, or in a local service like it",
+        choices=("cpu", "lambda", "lambda-local"),
+    )
+    function: str = _option("dorylus-dense", "name or ARN of the Lambda function")
+    region: str = _option("", "AWS region; default that of the machine's AWS configuration")
+    endpoint_url: str = _option("", "another service than AWS with the same interface")
+    memory_mb: int = _option(
+        1769,
+        "memory of the function, MB; 1769 is one core",
+        check=("128 to 10240", lambda v: 128 <= v <= 10240),
+    )
+    function_timeout: float = _option(60.0, "timeout of the function, seconds", check=_POSITIVE)
+    max_workers: int = _option(
+        100, "Lambda invocations a graph server at once, at most", check=_POSITIVE_COUNT
+    )
+    workers: int = _option(
+        0, "Lambda invocations a graph server at once; 0: found by the autotuner", check=_COUNT
+    )
+    tls: str = _option(
+        "on", "encryption between Lambda and the servers; off on loopback only", choices=_SWITCH
+    )
+    tensor_host: str = _option(
+        "", "address under which Lambda reaches this rank; default that of its route out"
+    )
+    tensor_port: int = _option(
+        0,
+        "first port of the tensor servers, one a rank of a node; 0: any",
+        check=("0 to 65535", lambda v: 0 <= v < 65536),
+    )
+    task_fusion: str = _option(
+        "on", "the last layer's forward and backward are one invocation", choices=_SWITCH
+    )
+    rematerialisation: str = _option(
+        "on", "backward invocations compute again what they would have to fetch", choices=_SWITCH
+    )
+    stream_rows: int = _option(
+        0, "rows that a worker fetches while it computes on those before; 0: a whole interval", check=_COUNT
+    )
+    budget_usd: float = _option(
+        0.0, "cost of Lambda after which the servers' own cores go on; 0: no limit", check=_NOT_NEGATIVE
+    )
+    instance_type: str = _option("", "EC2 type of the ranks, to price them; default not priced")
+    prices: str = _option("", "TOML file with prices other than the built-in ones")
+    local_latency: float = _option(
+        0.0, "lambda-local: seconds of a round trip between worker and server", check=_NOT_NEGATIVE
+    )
+    local_bandwidth: float = _option(
+        0.0, "lambda-local: bytes a second of a worker in each direction; 0: no limit", check=_NOT_NEGATIVE
+    )
+    local_faults: str = _option("", "lambda-local, experiments: faults to inject, such as drop=0.1,seed=3")
     trace_events: int = _option(
         50_000, "events a rank in the timeline trace.json, the first ones; 0: no timeline", check=_COUNT
     )
@@ -149,6 +194,13 @@ class TrainConfig:
     def _check_together(self) -> None:
         if self.weight_update == "interval" and self.mode != "async":
             raise InputError(f"--weight-update interval is for --mode async, not {self.mode}")
+        if self.backend != "cpu" and (self.dense_delay or self.straggler != 1.0):
+            raise InputError(f"--dense-delay and --straggler are for --backend cpu, not {self.backend}")
+        if self.workers > self.max_workers:
+            raise InputError(f"--workers {self.workers} is more than --max-workers {self.max_workers}")
+        for name in ("local_latency", "local_bandwidth", "local_faults"):
+            if getattr(self, name) and self.backend != "lambda-local":
+                raise InputError(f"{_flag(name)} is for --backend lambda-local, not {self.backend}")
         if self.switch_margin and (self.mode != "async" or not self.target_accuracy):
             raise InputError("--switch-margin is for --mode async with a --target-accuracy")
 

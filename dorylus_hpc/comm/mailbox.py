@@ -43,6 +43,7 @@ class Letters(IntEnum):
         10  # graph server -> weight servers: epochs done, verdict heard; it wants nothing more of this phase
     )
     FINAL = 11  # weight server -> graph server: epochs behind the weights, what to do; weights
+    USAGE = 12  # graph server -> rank 0: billed MB-milliseconds and invocations of Lambda so far
 
 
 class Letter(NamedTuple):

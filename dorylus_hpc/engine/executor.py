@@ -15,6 +15,8 @@ from types import TracebackType
 
 from threadpoolctl import threadpool_limits
 
+from dorylus_hpc.serverless.tasks import DenseTask, Remote
+
 CPU, IO = "cpu", "io"
 
 
@@ -29,19 +31,31 @@ class Executor:
     others
         Workers of other kinds, by name: threads that mostly wait for somebody far away. There is always one
         called ``io``, which reads files.
+    remotes
+        Workers elsewhere, by name, and how many; they take `DenseTask`.
     """
 
-    def __init__(self, threads: int, others: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        threads: int,
+        others: Mapping[str, int] | None = None,
+        remotes: Mapping[str, tuple[Remote, int]] | None = None,
+    ) -> None:
         self.threads = threads
-        self.workers = {CPU: threads, IO: 1, **(others or {})}
+        counts = {CPU: threads, IO: 1, **(others or {})}
+        self._remotes = {name: remote for name, (remote, _) in (remotes or {}).items()}
+        self.workers = counts | {name: count for name, (_, count) in (remotes or {}).items()}
         self._pools = {
-            name: ThreadPoolExecutor(count, thread_name_prefix=name) for name, count in self.workers.items()
+            name: ThreadPoolExecutor(count, thread_name_prefix=name) for name, count in counts.items()
         }
         self._blas = threadpool_limits(limits=1, user_api="blas")
         self._ended: SimpleQueue[tuple[Hashable, BaseException | None]] = SimpleQueue()
 
-    def start(self, name: Hashable, task: Callable[[], object], resource: str = CPU) -> None:
-        """Give a task to a thread; `wait` tells its name when it has ended."""
+    def start(self, name: Hashable, task: Callable[[], object] | DenseTask, resource: str = CPU) -> None:
+        """Give a task to a thread, or elsewhere; `wait` tells its name when it has ended."""
+        if isinstance(task, DenseTask):
+            self._remotes[resource].submit(task, lambda error: self._ended.put((name, error)))
+            return
 
         def run() -> None:
             try:

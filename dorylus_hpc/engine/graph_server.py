@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -21,6 +21,10 @@ from dorylus_hpc.engine.registrar import Registrar, pack_results, unpack_results
 from dorylus_hpc.engine.runner import Runner
 from dorylus_hpc.engine.schedule import Epochs, Mode
 from dorylus_hpc.engine.weights import Service, Verdict, WeightClient, WeightServer
+from dorylus_hpc.serverless.tasks import DenseTask
+
+if TYPE_CHECKING:
+    from dorylus_hpc.serverless.controller import Controller
 
 
 class Evaluations:
@@ -69,10 +73,11 @@ class Evaluations:
             else:
                 self._waiting.append((unit, wanted))
 
-    def task(self, unit: int, number: int, group: int) -> Callable[[], None]:
+    def task(self, unit: int, number: int, group: int) -> Callable[[], None] | DenseTask:
         """Make a task."""
         weights = self._weights[number] if number < len(self._weights) else {}  # not all groups need them
-        return self._runner.task("evaluate", unit, number, group, weights, 0)
+        version = f"e{self.versions[number]}" if weights else ""
+        return self._runner.task("evaluate", unit, number, group, weights, 0, version)
 
     def bind(self, unit: int, number: int, least: int) -> bool | None:
         """Give the weights of a round, if they have come."""
@@ -124,6 +129,8 @@ class GraphServer:
         Whether weights of before the last are evaluated by forwards of their own.
     registrar
         On rank 0.
+    controller
+        Of dense tasks in Lambda, if there is one.
     """
 
     def __init__(
@@ -136,9 +143,11 @@ class GraphServer:
         *,
         evaluates: bool,
         registrar: Registrar | None,
+        controller: Controller | None = None,
     ) -> None:
         self._runner, self._mailbox, self._service, self._config = runner, mailbox, service, config
         self._server, self._registrar, self._evaluates = server, registrar, evaluates
+        self._lambda = controller
         self._client = WeightClient(mailbox, service)
         self._ended: list[tuple[int, Verdict]] = []  # of each phase: epochs done, what is next
         self._last_flat: np.ndarray | None = None
@@ -223,6 +232,9 @@ class GraphServer:
                     self._evaluations.add(numbers[0], self._service.layout.views(letter.data))
             case Letters.REPORT:
                 self._register(numbers)
+            case Letters.USAGE:
+                assert self._registrar is not None
+                self._registrar.usage(letter.source, numbers[0], numbers[1])
             case Letters.FINAL:
                 self._last_flat = letter.data
                 self._ended.append((numbers[0], Verdict(numbers[1])))
@@ -294,10 +306,12 @@ class GraphServer:
 
     # What the schedule of the training wants.
 
-    def task(self, unit: int, number: int, group: int) -> Callable[[], None]:
+    def task(self, unit: int, number: int, group: int) -> Callable[[], None] | DenseTask:
         """Make a task."""
         weights = self._client.weights(unit)
-        return self._runner.task("train", unit, number, group, weights, self._epoch(number))
+        bound = self._client.version(unit)
+        version = f"{self._first}.{bound}" if bound else ""  # numbers may come again in the next phase
+        return self._runner.task("train", unit, number, group, weights, self._epoch(number), version)
 
     def bind(self, unit: int, number: int, least: int) -> bool | None:
         """Ask for weights."""
@@ -347,6 +361,8 @@ class GraphServer:
         now = time.perf_counter()
         self._account.epoch_seconds.append(now - self._epoch_began)
         self._epoch_began = now
+        if self._lambda is not None:
+            self._mailbox.send(0, Letters.USAGE, *self._lambda.usage())
         if self._registrar is not None:
             self._registrar.seconds(epoch, self._account.epoch_seconds[-1])
             self._judge()

@@ -29,6 +29,7 @@ from dorylus_hpc.engine.schedule import (
 )
 from dorylus_hpc.engine.wiring import Wiring
 from dorylus_hpc.report.trace import Tracer
+from dorylus_hpc.serverless.tasks import DenseTask
 
 # Seconds between two looks at MPI: while every worker has a task and one more, for looking takes the
 # interpreter and a core from them; else the first and the longest.
@@ -40,7 +41,7 @@ _AT_ONCE = 4  # ends of tasks handled between two looks
 class Work(Protocol):
     """What a line's schedule wants done and the loop does not do itself."""
 
-    def task(self, unit: int, number: int, group: int) -> Callable[[], object]:
+    def task(self, unit: int, number: int, group: int) -> Callable[[], object] | DenseTask:
         """Make the task of a unit, a round and a group."""
 
     def bind(self, unit: int, number: int, least: int) -> bool | None:

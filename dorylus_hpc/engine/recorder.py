@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,10 +19,14 @@ from dorylus_hpc.files import atomic_path
 from dorylus_hpc.graph.feature_norm import ColumnStatistics
 from dorylus_hpc.graph.manifest import Manifest
 from dorylus_hpc.nn.params import FlatLayout
+from dorylus_hpc.report.cost import Bill, Cost, Meter
 from dorylus_hpc.report.metrics import Accuracies, History, MetricsFile, accuracies
 from dorylus_hpc.report.progress import Progress
 from dorylus_hpc.report.summary import build_summary, write_json
 from dorylus_hpc.report.trace import TraceRecord, overlap, write_trace
+
+if TYPE_CHECKING:
+    from dorylus_hpc.serverless.controller import LambdaAccount
 
 TRACE = "trace.json"
 
@@ -50,6 +55,8 @@ class Account:
         Epochs: the most that an interval was ahead when it started, and that rows it read were behind.
     weight_versions
         The most versions of the weights that the rank kept at a time.
+    serverless
+        What the rank used of Lambda.
     """
 
     setup_seconds: float = 0.0
@@ -60,6 +67,7 @@ class Account:
     max_lead: int = 0
     max_read_age: int = 0
     weight_versions: int = 0
+    serverless: LambdaAccount | None = None
 
 
 class Recorder:
@@ -75,6 +83,8 @@ class Recorder:
         To tell tensors apart in a flat vector.
     metrics, progress
         Where each epoch is told.
+    bill
+        Prices of the run's machines and of Lambda.
 
     Attributes
     ----------
@@ -89,11 +99,15 @@ class Recorder:
         layout: FlatLayout,
         metrics: MetricsFile,
         progress: Progress,
+        bill: Bill,
     ) -> None:
         self.weights: dict[str, np.ndarray] = {}
         self._config, self._manifest, self._layout = config, manifest, layout
         self._metrics, self._progress = metrics, progress
         self._history = History()
+        self._meter = Meter(bill)
+        self._usage: dict[int, tuple[float, int]] = {}
+        self._began = time.perf_counter()
 
     def epoch(self, number: int, totals: np.ndarray, flat: np.ndarray | None, seconds: float) -> None:
         """Note an epoch.
@@ -131,8 +145,23 @@ class Recorder:
             val_accuracy=seen.val,
             test_accuracy=seen.test,
             seconds=seconds,
+            cost=self._spend().priced,
+            total_cost=self._meter.total.priced,
         )
-        self._progress.epoch(number, loss=loss, val=seen.val, test=seen.test)
+        spent = self._meter.total.priced
+        self._progress.epoch(number, loss=loss, val=seen.val, test=seen.test, usd=spent or None)
+
+    def usage(self, rank: int, gb_seconds: float, invocations: int) -> None:
+        """Take what a graph server has used of Lambda so far."""
+        self._usage[rank] = (gb_seconds, invocations)
+
+    def _spend(self) -> Cost:
+        """Add the cost since the last call."""
+        return self._meter.advance(
+            time.perf_counter() - self._began,
+            gb_seconds=sum(used for used, _ in self._usage.values()),
+            requests=sum(count for _, count in self._usage.values()),
+        )
 
     @property
     def history(self) -> History:
@@ -152,6 +181,13 @@ class Recorder:
             self.weights["best"] = flat.copy()
         self._history.evaluations.append(seen)
         return seen
+
+    def _final_cost(self, accounts: Sequence[Account]) -> dict[str, Any]:
+        for rank, account in enumerate(accounts):
+            if account.serverless is not None:
+                self.usage(rank, account.serverless.gb_seconds, account.serverless.invocations)
+        self._spend()
+        return self._meter.bill.summary(self._meter.total)
 
     def finish(
         self,
@@ -206,6 +242,8 @@ class Recorder:
             },
             weight_versions=max(account.weight_versions for account in accounts),
             overlap=overlap(records),
+            serverless=_add_accounts([a.serverless for a in accounts if a.serverless is not None]),
+            cost=self._final_cost(accounts),
             weights_sha256=weights_sha256(weights["last"]),
         )
         model = SavedModel(
@@ -224,6 +262,22 @@ class Recorder:
             write_trace(run_dir / TRACE, records, names)
         write_json(run_dir / "summary.json", summary)
         return summary, weights
+
+
+def _add_accounts(accounts: Sequence[LambdaAccount]) -> dict[str, Any]:
+    """Add what the graph servers used; the reasons of those that ended invocations are listed."""
+    total: dict[str, Any] = {}
+    for account in accounts:
+        for name, value in asdict(account).items():
+            if isinstance(value, dict):
+                kept = total.setdefault(name, {})
+                for key, one in value.items():
+                    kept[key] = kept.get(key, 0.0) + one
+            elif isinstance(value, str):
+                total.setdefault(name, []).extend([value] if value else [])
+            else:
+                total[name] = total.get(name, 0) + value
+    return total
 
 
 def _describe_graph(manifest: Manifest) -> dict[str, Any]:

@@ -28,6 +28,9 @@ def unpack_results(numbers: Sequence[int]) -> tuple[float, ...]:
     return (loss, *numbers[1 : 1 + _N_COUNTS])
 
 
+_MB_MS_PER_GB_SECOND = 1024 * 1000
+
+
 class Registrar:
     """Collects what the parts report, and tells the recorder in the order of epochs.
 
@@ -74,6 +77,10 @@ class Registrar:
     def seconds(self, epoch: int, seconds: float) -> None:
         """Take the time that an epoch took here."""
         self._seconds[epoch] = seconds
+
+    def usage(self, rank: int, mb_milliseconds: int, invocations: int) -> None:
+        """Take what a graph server has used of Lambda so far."""
+        self._recorder.usage(rank, mb_milliseconds / _MB_MS_PER_GB_SECOND, invocations)
 
     def trained(self, epoch: int, part: int, results: tuple[float, ...], *, phase: int) -> None:
         """Take what a part found in an epoch; what one phase did not end, the next does anew."""

@@ -19,6 +19,7 @@ import numpy as np
 
 from dorylus_hpc.comm.blocks import BlockExchange, Channel, cut_plan
 from dorylus_hpc.comm.failure import together
+from dorylus_hpc.engine.dense_tasks import DenseTasks, Offload
 from dorylus_hpc.engine.executor import CPU, Executor, lane_name
 from dorylus_hpc.engine.intervals import cut_intervals
 from dorylus_hpc.engine.loading import LoadedGraph
@@ -30,6 +31,7 @@ from dorylus_hpc.graph.data import TEST, TRAIN, UNLABELLED, VALIDATION
 from dorylus_hpc.nn.params import FlatLayout
 from dorylus_hpc.nn.program import INPUT, Program, Stage, Task
 from dorylus_hpc.report.trace import Tracer
+from dorylus_hpc.serverless.tasks import DenseTask
 
 SETS = (TRAIN, VALIDATION, TEST)
 DENSE = "dense"
@@ -103,6 +105,8 @@ class Runner:
         False leaves out all that only a backward needs.
     evaluates_beside
         Evaluations go on beside the training, on row tensors of their own.
+    offload
+        How dense tasks go to the executor's remote ``dense``; None: they run here.
     experiment
         Delays.
     tracer
@@ -143,6 +147,7 @@ class Runner:
         n_labelled: int = 1,
         trains: bool = True,
         evaluates_beside: bool = False,
+        offload: Offload | None = None,
         experiment: Experiment | None = None,
         tracer: Tracer | None = None,
     ) -> None:
@@ -174,8 +179,10 @@ class Runner:
             self.intervals,
             plans,  # type: ignore[arg-type]
             peers=[rank for rank in range(comm.Get_size()) if rank != comm.Get_rank()],
-            dense=DENSE if self._experiment.dense_delay else CPU,
+            dense=DENSE if self._experiment.dense_delay or offload else CPU,
+            fuse=offload is None or offload.fuse,
         )
+        self._dense = DenseTasks(program, self._wiring.stages, offload, len(SETS)) if offload else None
         counts = [len(cut) for _, cut in sorted(cuts.items())]
 
         def line(tensors: RowTensors, *, first: bool) -> Line:
@@ -285,8 +292,9 @@ class Runner:
         group: int,
         weights: Mapping[str, np.ndarray],
         epoch: int,
-    ) -> Callable[[], None]:
-        """Make the task of a unit and a group of stages."""
+        version: str = "",
+    ) -> Callable[[], None] | DenseTask:
+        """Make the task of a unit and a group of stages; equal versions mean equal weights."""
         place = self._wiring.topology.units[unit]
         tensors = self._evaluated if kind == "evaluate" else self.tensors
         training = kind == "train"
@@ -301,14 +309,26 @@ class Runner:
             training=training,
             n_labelled=self._n_labelled,
         )
+        key = (kind == "evaluate", number, place.part, place.interval)
+        ends = group == self._last_forward[kind] and place.interval >= 0
+        if self._dense is not None and self._wiring.groups[kind][group].resource == DENSE:
+            return self._dense.make(
+                kind,
+                group,
+                task,
+                priority=(kind == "evaluate", number, group, unit),
+                counts=ends and (kind == "evaluate" or self.counts_training),
+                version=version,
+                finish=partial(self._finish, self._wiring.stages[kind][group][0], task, key, ends),
+            )
         return partial(
             self._run,
             self._wiring.stages[kind][group],
             task,
-            (kind == "evaluate", number, place.part, place.interval),
+            key,
             delay=self._experiment.dense_delay if self._wiring.groups[kind][group].resource == DENSE else 0.0,
             factor=self._experiment.factor(epoch, unit, group) if self._straggles else 1.0,
-            ends=group == self._last_forward[kind] and place.interval >= 0,
+            ends=ends,
         )
 
     def take_results(self, kind: str, number: int, part: int) -> Results:
@@ -421,6 +441,30 @@ class Runner:
             if ends:
                 self._results[evaluates, number, part][interval] = (task.loss, correct)
 
+    def _finish(
+        self,
+        stage: Stage,
+        task: Task,
+        key: tuple[bool, int, int, int],
+        ends: bool,
+        begin: float,
+        end: float,
+        lane: str,
+        loss: float,
+        correct: np.ndarray,
+    ) -> None:
+        """Take note of a group that a worker elsewhere ran; the first stage gives it its name."""
+        evaluates, number, part, interval = key
+        self._tracer.task(
+            stage.kind, begin, end, self._tracer.lane(lane), epoch=task.epoch, layer=stage.layer, part=part,
+            interval=interval, evaluation=evaluates,
+        )  # fmt: skip
+        with self._lock:
+            self.seconds["eval" if evaluates else stage.kind] += end - begin
+            if ends:
+                counted = correct if len(correct) else _NONE
+                self._results[evaluates, number, part][interval] = (loss, counted)
+
 
 _NONE = np.zeros(len(SETS), np.int64)
 
@@ -432,7 +476,7 @@ class GivenWeights:
         self.results: dict[int, Results] = {}
         self._runner, self._kind, self._weights, self._epoch = runner, kind, weights, epoch
 
-    def task(self, unit: int, number: int, group: int) -> Callable[[], None]:
+    def task(self, unit: int, number: int, group: int) -> Callable[[], None] | DenseTask:
         """Make a task."""
         return self._runner.task(self._kind, unit, number, group, self._weights, self._epoch)
 

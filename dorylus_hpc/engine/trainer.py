@@ -26,6 +26,7 @@ from dorylus_hpc.config import TrainConfig
 from dorylus_hpc.engine.checkpoint import CHECKPOINT
 from dorylus_hpc.engine.executor import Executor
 from dorylus_hpc.engine.graph_server import GraphServer
+from dorylus_hpc.engine.lambda_backend import LambdaBackend, check_packages, offload_of
 from dorylus_hpc.engine.loading import load_graph
 from dorylus_hpc.engine.model import build_optimizer, build_program, load_settings, resolve_intervals
 from dorylus_hpc.engine.recorder import TRACE, Account, Recorder
@@ -39,12 +40,15 @@ from dorylus_hpc.graph.feature_norm import ColumnStatistics
 from dorylus_hpc.graph.manifest import Manifest, read_manifest
 from dorylus_hpc.nn.params import FlatLayout, plan_layout
 from dorylus_hpc.nn.program import Program
+from dorylus_hpc.report.cost import DEFAULT_REGION, Bill, Fleet, load_prices
 from dorylus_hpc.report.metrics import MetricsFile
 from dorylus_hpc.report.progress import Progress
 from dorylus_hpc.report.trace import Tracer, TraceRecord
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
+
+MOST_AT_FIRST = 100  # Lambda workers a graph server before the autotuner has seen anything, as in the paper
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,8 +117,10 @@ def train(comm: Intracomm, config: TrainConfig, folder: Path, *, progress: bool 
     layout = plan_layout(program.params, len(roles.weight_ranks))
     plan = Plan(roles, config, manifest, program, layout, Placement(len(manifest.parts), roles.n_graph))
     servers = cast("Intracomm", comm.Split(color=int(roles.is_graph_server), key=roles.rank))
+    bill = together(comm, lambda: _bill(plan))
     with ExitStack() as stack:
-        executor = stack.enter_context(_executor(plan))
+        backend = together(comm, lambda: _lambda_backend(plan, servers, stack, bill))
+        executor = stack.enter_context(_executor(plan, backend))
         hosted = together(
             comm, lambda: _host(servers, plan, folder, executor, tracer) if roles.is_graph_server else None
         )
@@ -123,7 +129,7 @@ def train(comm: Intracomm, config: TrainConfig, folder: Path, *, progress: bool 
         server = _weight_server(plan, mailbox, service, tracer) if roles.owns_weights else None
         wait_all([comm.Ibarrier()])  # epochs begin everywhere at once
         account = Account(setup_seconds=time.perf_counter() - started)
-        recorder = _recorder(plan, stack, progress=progress) if roles.rank == 0 else None
+        recorder = _recorder(plan, stack, bill, progress=progress) if roles.rank == 0 else None
         if hosted is not None:
             registrar = None if recorder is None else _registrar(plan, recorder)
             GraphServer(
@@ -134,7 +140,10 @@ def train(comm: Intracomm, config: TrainConfig, folder: Path, *, progress: bool 
                 config,
                 evaluates=not plan.evaluated_in_training,
                 registrar=registrar,
+                controller=backend.controller if backend else None,
             ).run(account)
+            if backend is not None:
+                account.serverless = backend.finish()
         elif server is not None:
             _serve(plan, mailbox, server)
         if server is not None:
@@ -264,8 +273,30 @@ class Hosted:
     columns: ColumnStatistics | None
 
 
-def _executor(plan: Plan) -> Executor:
+def _bill(plan: Plan) -> Bill:
+    config, roles = plan.config, plan.roles
+    check_packages(config)
+    prices = load_prices(
+        Path(config.prices) if config.prices else None, region=config.region or DEFAULT_REGION
+    )
+    kind = config.instance_type or None
+    return Bill(prices, Fleet(roles.n_graph, roles.n_parameter, kind, kind))
+
+
+def _lambda_backend(plan: Plan, servers: Intracomm, stack: ExitStack, bill: Bill) -> LambdaBackend | None:
+    """Open the workers in Lambda. Collective over graph servers."""
     config = plan.config
+    if config.backend == "cpu" or not plan.roles.is_graph_server:
+        return None
+    intervals = len(plan.placement.hosted(plan.roles.rank)) * config.intervals
+    workers = config.workers or min(intervals, MOST_AT_FIRST, config.max_workers)
+    return stack.enter_context(LambdaBackend(servers, config, workers=workers, prices=bill.prices))
+
+
+def _executor(plan: Plan, backend: LambdaBackend | None) -> Executor:
+    config = plan.config
+    if backend is not None:
+        return Executor(config.threads, remotes={DENSE: (backend.controller, backend.workers)})
     parts = len(plan.placement.hosted(plan.roles.rank)) if plan.roles.is_graph_server else 1
     # Workers far away are as many as could ever have a task.
     others = {DENSE: 2 * parts * (config.intervals + 1)} if config.dense_delay else {}
@@ -287,6 +318,7 @@ def _host(servers: Intracomm, plan: Plan, folder: Path, executor: Executor, trac
         intervals=config.intervals,
         n_labelled=plan.manifest.train,
         evaluates_beside=not plan.evaluated_in_training,
+        offload=offload_of(config),
         experiment=Experiment(config.dense_delay, config.straggler),
         tracer=tracer,
     )
@@ -345,11 +377,11 @@ def _registrar(plan: Plan, recorder: Recorder) -> Registrar:
     )
 
 
-def _recorder(plan: Plan, stack: ExitStack, *, progress: bool) -> Recorder:
+def _recorder(plan: Plan, stack: ExitStack, bill: Bill, *, progress: bool) -> Recorder:
     if progress:
         print(plan.describe(), flush=True)
     for name in ("summary.json", CHECKPOINT, TRACE):  # they stand for a finished run
         (Path(plan.config.run_dir) / name).unlink(missing_ok=True)
     metrics = stack.enter_context(MetricsFile(Path(plan.config.run_dir) / "metrics.jsonl"))
     shown = stack.enter_context(Progress(plan.config.epochs, shown=progress))
-    return Recorder(plan.config, plan.manifest, plan.layout, metrics, shown)
+    return Recorder(plan.config, plan.manifest, plan.layout, metrics, shown, bill)

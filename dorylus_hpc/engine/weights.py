@@ -496,6 +496,10 @@ class WeightClient:
         """Return the weights a unit is bound to; empty if it is not."""
         return self._kept[self._bound[unit]] if unit in self._bound else {}
 
+    def version(self, unit: int) -> str:
+        """Return the name of the version a unit is bound to; empty if it is not."""
+        return "{}.{}".format(*self._bound[unit]) if unit in self._bound else ""
+
     def release(self, unit: int) -> None:
         """End a unit's binding."""
         key = self._bound.pop(unit)

@@ -47,6 +47,8 @@ def build_summary(
     staleness: Mapping[str, int],
     weight_versions: int,
     overlap: Mapping[str, float],
+    serverless: Mapping[str, Any],
+    cost: Mapping[str, Any],
     weights_sha256: str,
 ) -> dict[str, Any]:
     """Return the summary of a run.
@@ -73,14 +75,17 @@ def build_summary(
         The most versions of the weights that a rank kept at a time.
     overlap
         Seconds in which graph work, dense work and messages ran, alone and at once.
+    serverless
+        What was used of Lambda, all graph servers together; empty on the CPU back end.
+    cost
+        Of the run so far, None where there is no price.
     weights_sha256
         Of the last weights.
 
     Returns
     -------
     dict
-        JSON values only. `cost` is null where no prices are known; `lambda` counts are zero on the CPU
-        back end.
+        JSON values only. `lambda` counts are zero on the CPU back end.
     """
     seconds = history.seconds
     return {
@@ -110,8 +115,8 @@ def build_summary(
         "weight_versions": weight_versions,
         "overlap": dict(overlap),
         "weights_sha256": weights_sha256,
-        "lambda": dict.fromkeys(_LAMBDA, 0),
-        "cost": dict.fromkeys(_COST),
+        "lambda": dict.fromkeys(_LAMBDA, 0) | dict(serverless),
+        "cost": dict.fromkeys(_COST) | dict(cost),
     }
 
 

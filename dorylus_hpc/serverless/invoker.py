@@ -1,0 +1,211 @@
+"""Calls a Lambda function through boto3, and says what became of the call."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from dorylus_hpc.errors import InputError
+from dorylus_hpc.serverless.dispatcher import Result
+from lambda_pkg import VERSION
+
+_THROTTLES = frozenset({"TooManyRequestsException", "EC2ThrottledException", "ThrottlingException"})
+_PASSING = frozenset(
+    {
+        "EC2UnexpectedException",
+        "EFSMountTimeoutException",
+        "ENILimitReachedException",
+        "ENINotReadyException",
+        "InternalFailure",
+        "RequestTimeout",
+        "ResourceConflictException",
+        "ResourceNotReadyException",
+        "ServiceException",
+        "ServiceUnavailable",
+    }
+)
+_BILLED = re.compile(rb"Billed Duration: (\d+) ms")
+
+
+@dataclass(frozen=True)
+class Account:
+    """Where a function is called, beyond what the machine's own AWS configuration says.
+
+    Attributes
+    ----------
+    function
+        Name or ARN.
+    region
+        Empty: the machine's default.
+    endpoint_url
+        Of a service that stands for AWS; empty: AWS.
+    access_key, secret_key
+        Empty: as boto3 finds them.
+    """
+
+    function: str
+    region: str = ""
+    endpoint_url: str = ""
+    access_key: str = ""
+    secret_key: str = ""
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """What became of a call.
+
+    Attributes
+    ----------
+    result
+        How it ended.
+    message
+        Why, where it did not end well.
+    answer
+        What the handler returned; empty where it did not.
+    billed_ms
+        What AWS bills for, 0 where it does not say.
+    cold
+        The call started a sandbox.
+    """
+
+    result: Result
+    message: str = ""
+    answer: Mapping[str, Any] | None = None
+    billed_ms: int = 0
+    cold: bool = False
+
+
+class Invoker:
+    """A function, called from many threads.
+
+    Parameters
+    ----------
+    account
+        Which.
+    connections
+        Calls at once at most.
+    seconds
+        The function's own timeout; an answer is waited for a little longer.
+
+    Raises
+    ------
+    InputError
+        Not enough is known to call it.
+    """
+
+    def __init__(self, account: Account, *, connections: int, seconds: float) -> None:
+        self._account = account
+        config = Config(
+            retries={
+                "total_max_attempts": 1
+            },  # the dispatcher repeats; an SDK that does so too runs a task thrice
+            connect_timeout=5,
+            read_timeout=seconds + 5,
+            max_pool_connections=connections,
+            tcp_keepalive=True,
+            parameter_validation=False,
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+        )
+        try:
+            self._client = boto3.client(
+                "lambda",
+                region_name=account.region or None,
+                endpoint_url=account.endpoint_url or None,
+                aws_access_key_id=account.access_key or None,
+                aws_secret_access_key=account.secret_key or None,
+                config=config,
+            )
+        except BotoCoreError as error:
+            raise InputError(f"Lambda function {account.function}: {_one_line(error)}") from error
+
+    def check(self) -> Mapping[str, Any]:
+        """Call the function once, without work.
+
+        Returns
+        -------
+        dict
+            Its ``protocol``, ``python``, ``numpy`` and ``machine``.
+
+        Raises
+        ------
+        InputError
+            It can't be called, fails, or speaks another protocol.
+        """
+        for _ in range(5):
+            invocation = self.invoke(b'{"hello": true}')
+            if invocation.result is not Result.THROTTLED:
+                break
+            time.sleep(0.5)
+        name = self._account.function
+        if invocation.result is not Result.DONE or invocation.answer is None:
+            raise InputError(f"Lambda function {name} cannot be used: {invocation.message}")
+        spoken = invocation.answer.get("protocol")
+        if spoken != VERSION:
+            raise InputError(
+                f"Lambda function {name} speaks protocol {spoken!r}, this version {VERSION!r}: deploy it "
+                "again (python -m dorylus_hpc.deploy up)"
+            )
+        return invocation.answer
+
+    def invoke(self, payload: bytes) -> Invocation:
+        """Call the function and wait for its answer. Raises nothing."""
+        try:
+            response = self._client.invoke(
+                FunctionName=self._account.function, Payload=payload, LogType="Tail"
+            )
+            body = response["Payload"].read()
+        except ClientError as error:
+            return self._refused(error)
+        except Exception as error:  # whatever a broken connection makes of itself
+            lost = isinstance(error, BotoCoreError) and "redentials" in type(error).__name__
+            return Invocation(Result.FATAL if lost else Result.FAILED, _one_line(error))
+        log = base64.b64decode(response.get("LogResult", ""))
+        billed = _BILLED.search(log)
+        cost: dict[str, Any] = {
+            "billed_ms": int(billed[1]) if billed else 0,
+            "cold": b"Init Duration:" in log,
+        }
+        try:
+            answer = json.loads(body)
+        except ValueError:
+            answer = None
+        if "FunctionError" in response:
+            told = answer if isinstance(answer, dict) else {}
+            message = f"{told.get('errorType', 'error')}: {told.get('errorMessage', body[:200])}"
+            fatal = told.get("errorType") in _FATAL_ERRORS
+            return Invocation(Result.FATAL if fatal else Result.FAILED, message, **cost)
+        if not isinstance(answer, dict):
+            return Invocation(Result.FAILED, f"an answer that is no object: {body[:100]!r}", **cost)
+        return Invocation(Result.DONE, str(answer.get("reason", "")), answer, **cost)
+
+    def close(self) -> None:
+        """Close idle connections."""
+        self._client.close()
+
+    def _refused(self, error: ClientError) -> Invocation:
+        code = error.response.get("Error", {}).get("Code", "")
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        message = _one_line(error)
+        if code in _THROTTLES or status == 429:
+            return Invocation(Result.THROTTLED, message)
+        if code in _PASSING or status >= 500:
+            return Invocation(Result.FAILED, message)
+        return Invocation(Result.FATAL, message)
+
+
+# Errors of a handler that another try would only repeat.
+_FATAL_ERRORS = frozenset({"VersionError", "Runtime.ImportModuleError", "Runtime.HandlerNotFound"})
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
