@@ -343,7 +343,9 @@ class Dispatcher:
             self._slowed_until = now + self._rules.pause
         if task is not None:
             task.tried -= 1
-            if not one.late and not task.here and not task.waiting:
+            if now - task.born >= self._rules.patience and not task.flying:
+                self._fall_back(one.task)
+            elif not one.late and not task.here and not task.waiting:
                 self._queue_later(now, one.task, task)
 
     def _succeeded(self, now: float, one: _Attempt) -> None:

@@ -141,11 +141,11 @@ class Invoker:
         InputError
             It can't be called, fails, or speaks another protocol.
         """
-        for _ in range(5):
+        for pause in (0.2, 0.5, 1.0, 2.0, 0.0):
             invocation = self.invoke(b'{"hello": true}')
-            if invocation.result is not Result.THROTTLED:
+            if invocation.result in (Result.DONE, Result.FATAL):
                 break
-            time.sleep(0.5)
+            time.sleep(pause)
         name = self._account.function
         if invocation.result is not Result.DONE or invocation.answer is None:
             raise InputError(f"Lambda function {name} cannot be used: {invocation.message}")
