@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import secrets
 import signal
 import sys
@@ -18,6 +19,7 @@ from dorylus_hpc.serverless.local.settings import CommandLine, parse
 
 ACCESS_KEY, SECRET_KEY = "DORYLUS_LOCAL_ACCESS_KEY", "DORYLUS_LOCAL_SECRET_KEY"
 _PARENT_LOOK = 0.5  # seconds
+_DESCRIPTORS = 65536
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,10 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parent = os.getppid()
     try:
         line = parse(argv)
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))  # until the loop has its own
         _leave_cores()
-        with contextlib.ExitStack() as stack:
-            folder = line.folder or Path(stack.enter_context(_temporary_folder()))
-            asyncio.run(_serve(line, folder, parent))
+        _take_descriptors()
+        with tempfile.TemporaryDirectory(prefix="dorylus-lambda-", ignore_cleanup_errors=True) as folder:
+            asyncio.run(_serve(line, Path(folder), parent))
     except InputError as error:
         print(f"local: error: {error}", file=sys.stderr)
         return 2
@@ -74,6 +77,7 @@ async def _serve(line: CommandLine, folder: Path, parent: int) -> None:
             "secret_key": secret_key,
             "region": settings.region,
             "pid": os.getpid(),
+            "folder": str(folder),
         }
         _say_ready(json.dumps(ready), line.ready_file)
         await stop.wait()
@@ -124,8 +128,12 @@ def _leave_cores() -> None:
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
 
 
-def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="dorylus-lambda-", ignore_cleanup_errors=True)
+def _take_descriptors() -> None:
+    """Allow as many open files as may be: a sandbox takes about six."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    most = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ modelled line under the sockets, and becomes ``awslambdaric``.
 
 import ctypes
 import errno
+import importlib
 import os
 import signal
 import sys
@@ -76,9 +77,7 @@ def main() -> None:
     if network:
         port, token = network.split(":")
         lay_line(int(port), token.encode())
-    from awslambdaric.__main__ import main as runtime
-
-    runtime(sys.argv)
+    importlib.import_module("awslambdaric.__main__").main(sys.argv)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -38,17 +38,14 @@ class Bounds(Protocol):
         """The call has ended."""
 
     def peak_bytes(self) -> int:
-        """The most memory that was in use so far."""
+        """The most memory that the main process had so far."""
 
     def close(self) -> None:
         """The process has ended."""
 
 
-Maker = Callable[[str], Bounds]  # bounds for a sandbox of this name
-
-
-def bounds_maker(kind: str, memory_mb: int) -> tuple[str, Maker]:
-    """Find what holds the bounds here.
+class Limits:
+    """What holds the bounds here.
 
     Parameters
     ----------
@@ -57,25 +54,38 @@ def bounds_maker(kind: str, memory_mb: int) -> tuple[str, Maker]:
     memory_mb
         Memory of the function.
 
-    Returns
-    -------
-    tuple of str and callable
-        What was found (``cgroup``, ``watchdog``, ``none``), and what makes bounds for a sandbox.
+    Attributes
+    ----------
+    kind
+        What was found: ``cgroup``, ``watchdog`` or ``none``.
 
     Raises
     ------
     InputError
         If cgroups were asked for and cannot be written.
     """
-    if kind in ("auto", "cgroup"):
-        folders = _usable_folders(memory_mb)
-        if folders:
-            return "cgroup", lambda name: _Cgroup([folder / name for folder in folders], memory_mb)
-        if kind == "cgroup":
+
+    def __init__(self, kind: str, memory_mb: int) -> None:
+        self._memory_mb = memory_mb
+        self._folders = _usable_folders(memory_mb) if kind in ("auto", "cgroup") else []
+        self._left: list[Path] = []
+        if kind == "cgroup" and not self._folders:
             raise InputError("--limits cgroup: no cgroup with memory and cpu can be made here; try watchdog")
-    if kind == "none":
-        return "none", lambda name: _Unbounded()
-    return "watchdog", lambda name: _Watchdog(memory_mb)
+        self.kind = "cgroup" if self._folders else "watchdog" if kind == "auto" else kind
+
+    def bounds(self, name: str) -> Bounds:
+        """Make the bounds of a sandbox of this name."""
+        if self.kind == "cgroup":
+            return _Cgroup([folder / name for folder in self._folders], self._memory_mb, self._left)
+        return _Watchdog(self._memory_mb) if self.kind == "watchdog" else _Unbounded()
+
+    def clean_up(self) -> bool:
+        """Remove what sandboxes that have ended left, and say whether nothing is left.
+
+        A cgroup can be removed a moment after its last process has ended, not at once.
+        """
+        self._left[:] = [folder for folder in self._left if not _removed(folder)]
+        return not self._left
 
 
 def processor_share(memory_mb: int) -> float:
@@ -100,10 +110,11 @@ class _Unbounded:
 
     def peak_bytes(self) -> int:
         try:
-            status = Path(f"/proc/{self._pid}/status").read_text()
+            with open(f"/proc/{self._pid}/status") as file:
+                peak = file.read().partition("VmHWM:")[2]
         except OSError:
             return 0
-        return int(status.partition("VmHWM:")[2].split()[0]) * 1024 if "VmHWM:" in status else 0
+        return int(peak.split()[0]) * 1024 if peak else 0
 
     def close(self) -> None:
         pass
@@ -171,9 +182,10 @@ class _Watchdog(_Unbounded):
 class _Cgroup(_Unbounded):
     """One folder in version 2, one a controller in version 1."""
 
-    def __init__(self, folders: list[Path], memory_mb: int) -> None:
+    def __init__(self, folders: list[Path], memory_mb: int, left: list[Path]) -> None:
         super().__init__()
         self._folders = folders
+        self._left = left  # those that cannot be removed yet
         for folder in folders:
             folder.mkdir()
             _write_bounds(folder, memory_mb)
@@ -184,17 +196,18 @@ class _Cgroup(_Unbounded):
             with contextlib.suppress(ProcessLookupError):
                 (folder / "cgroup.procs").write_text(str(pid))
 
-    def peak_bytes(self) -> int:
-        for folder in self._folders:
-            for name in ("memory.peak", "memory.max_usage_in_bytes"):
-                with contextlib.suppress(OSError):
-                    return int((folder / name).read_text())
-        return super().peak_bytes()
-
     def close(self) -> None:
-        for folder in self._folders:
-            with contextlib.suppress(OSError):
-                folder.rmdir()
+        self._left += [folder for folder in self._folders if not _removed(folder)]
+
+
+def _removed(folder: Path) -> bool:
+    try:
+        folder.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def _write_bounds(folder: Path, memory_mb: int) -> None:
@@ -271,8 +284,7 @@ def _remove_abandoned(folder: Path) -> None:
     for left in folder.glob(f"{_PREFIX}*-*"):
         pid = left.name.removeprefix(_PREFIX).split("-")[0]
         if pid.isdigit() and not Path("/proc", pid).exists():
-            with contextlib.suppress(OSError):
-                left.rmdir()
+            _removed(left)
 
 
 def sandbox_name(number: int) -> str:

@@ -8,6 +8,7 @@ later. A line keeps one clock in each direction for all connections of its sandb
     arrives = leaves + size / bandwidth + latency / 2
 
 What is under way is bounded, so that a reader that is slow or a line that is full holds the sender back.
+Nothing arrives early; the loop's timers make it up to a millisecond late, which does not add up.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from collections import deque
 
 _PREAMBLE = 512  # bytes at most
 _CHUNK = 256 * 1024  # what asyncio reads at once
-_EARLY = 0.0005  # the loop's timers are up to a millisecond late; so they are right on average
 
 
 class Lane:
@@ -99,7 +99,7 @@ class _Side(asyncio.Protocol):
             self._set_timer()
 
     def _set_timer(self) -> None:
-        self._timer = self._loop.call_at(self._under_way[0][0] - _EARLY, self._deliver)
+        self._timer = self._loop.call_at(self._under_way[0][0], self._deliver)
 
     def _deliver(self) -> None:
         """Pass on what has arrived."""
@@ -107,7 +107,7 @@ class _Side(asyncio.Protocol):
             self._timer.cancel()
             self._timer = None
         assert self.other is not None and self.other.transport is not None
-        now = self._loop.time() + _EARLY
+        now = self._loop.time()
         while self._under_way and self._under_way[0][0] <= now and not self.held:
             data = self._under_way.popleft()[1]
             self._size -= len(data)
@@ -175,7 +175,7 @@ class _Entrance(asyncio.Protocol):
             await loop.create_connection(lambda: far, host, port)
         except OSError as problem:
             error = problem.errno if problem.errno and 0 < problem.errno < 256 else errno.EHOSTUNREACH
-        await asyncio.sleep(max(0.0, started + self._line.latency - _EARLY - loop.time()))  # the handshake's
+        await asyncio.sleep(max(0.0, started + self._line.latency - loop.time()))  # the handshake's
         if self._transport.is_closing():
             if far.transport is not None:
                 far.transport.abort()

@@ -10,9 +10,11 @@ from typing import Any, BinaryIO
 
 from dorylus_hpc.serverless.local.faults import Fate, Fault
 from dorylus_hpc.serverless.local.folders import Folders
-from dorylus_hpc.serverless.local.limits import bounds_maker, sandbox_name
+from dorylus_hpc.serverless.local.limits import Limits, sandbox_name
 from dorylus_hpc.serverless.local.sandbox import Outcome, Sandbox, killed
 from dorylus_hpc.serverless.local.settings import LocalSettings
+
+_CLEAN_UPS = 100  # of hundredths of a second
 
 
 class Throttled(Exception):
@@ -38,7 +40,7 @@ class Pool:
         self._settings = settings
         self._folders = folders
         self._log = log
-        self._bounds_kind, self._make_bounds = bounds_maker(settings.limits, settings.memory_mb)
+        self._limits = Limits(settings.limits, settings.memory_mb)
         self._idle: list[Sandbox] = []  # the most recently used last
         self._all: set[Sandbox] = set()
         self._busy = 0
@@ -112,7 +114,7 @@ class Pool:
                     "slow_start",
                 )
             },
-            "limits": self._bounds_kind,
+            "limits": self._limits.kind,
         }
 
     async def close(self) -> None:
@@ -123,6 +125,10 @@ class Pool:
         for sandbox in sandboxes:
             sandbox.kill()
         await asyncio.gather(*(sandbox.finished.wait() for sandbox in sandboxes))
+        for _ in range(_CLEAN_UPS):
+            if self._limits.clean_up():
+                break
+            await asyncio.sleep(0.01)
 
     def _throttled(self) -> Throttled:
         self._counts["throttles"] += 1
@@ -156,7 +162,7 @@ class Pool:
             name,
             self._settings,
             self._folders,
-            self._make_bounds(name),
+            self._limits.bounds(name),
             log=self._log,
             start_delay=self._settings.cold_start + fault.slow_start,
             ended=self._forget,
@@ -191,6 +197,7 @@ class Pool:
             for sandbox in [one for one in self._idle if one.idle_since < oldest]:
                 self._idle.remove(sandbox)
                 sandbox.kill()
+            self._limits.clean_up()
 
     def _keep(self, coroutine: Any) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)

@@ -92,7 +92,8 @@ class Service:
         if self._server is not None:
             self._server.close()
         if self._http is not None:
-            await self._http.shutdown(0.1)
+            for connection in self._http.connections:
+                connection.force_close()
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         request_id = str(uuid.uuid4())

@@ -121,14 +121,11 @@ class CommandLine:
         Where the line that says how to reach it goes; None: standard output.
     with_parent
         Whether to end when standard input closes or the parent process ends.
-    folder
-        Where its files go, made and removed by somebody else; None: a temporary folder of its own.
     """
 
     settings: LocalSettings
     ready_file: Path | None
     with_parent: bool
-    folder: Path | None
 
 
 def parse(argv: Sequence[str] | None) -> CommandLine:
@@ -165,11 +162,8 @@ def parse(argv: Sequence[str] | None) -> CommandLine:
     parser.add_argument(
         "--with-parent", action="store_true", help="end when standard input closes or the parent ends"
     )
-    parser.add_argument(
-        "--folder", type=Path, metavar="DIR", help="for its files; default: a temporary folder"
-    )
     options = vars(parser.parse_args(argv))
-    rest = {name: options.pop(name) for name in ("ready_file", "with_parent", "folder")}
+    rest = {name: options.pop(name) for name in ("ready_file", "with_parent")}
     options["faults"] = Faults.parse(options["faults"])
     return CommandLine(LocalSettings(**options), **rest)
 

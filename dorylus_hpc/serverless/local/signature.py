@@ -8,6 +8,7 @@ import re
 import time
 from calendar import timegm
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 from botocore.auth import SigV4Auth
@@ -91,7 +92,7 @@ class Verifier:
                 f"Credential should be scoped to {date[:8]}/{self._region}/lambda, "
                 f"not {day}/{region}/{service}.",
             )
-        if not _is_now(date):
+        if abs(_seconds(date) - time.time()) > _CLOCK_SKEW:
             return Refusal(
                 "InvalidSignatureException", f"Signature expired: {date} is not within 5 min of now"
             )
@@ -119,9 +120,9 @@ class Verifier:
         return None
 
 
-def _is_now(date: str) -> bool:
+@lru_cache(maxsize=8)  # the same second comes many times
+def _seconds(date: str) -> float:
     try:
-        moment = timegm(time.strptime(date, "%Y%m%dT%H%M%SZ"))
+        return timegm(time.strptime(date, "%Y%m%dT%H%M%SZ"))
     except ValueError:
-        return False
-    return abs(moment - time.time()) <= _CLOCK_SKEW
+        return 0.0

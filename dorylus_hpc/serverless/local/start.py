@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +14,7 @@ import time
 import urllib.request
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 import dorylus_hpc
 from dorylus_hpc.errors import InputError
@@ -51,7 +51,8 @@ class LocalService:
         self.pid = 0
         self._ready_seconds = ready_seconds
         self._process: subprocess.Popen[bytes] | None = None
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._errors: IO[bytes] | None = None
+        self._folder = ""
 
     def __enter__(self) -> LocalService:
         return self.start()
@@ -69,18 +70,16 @@ class LocalService:
         InputError
             If it does not start; the message has the last lines that it printed.
         """
-        self._folder = tempfile.TemporaryDirectory(prefix="dorylus-lambda-", ignore_cleanup_errors=True)
-        command = [sys.executable, "-m", __package__, "--with-parent", f"--folder={self._folder.name}"]
+        self._errors = tempfile.TemporaryFile()
         try:
-            with open(self._error_file, "wb") as errors:
-                self._process = subprocess.Popen(
-                    [*command, *self.settings.arguments()],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=errors,
-                    env=_environment(),
-                    start_new_session=True,  # an interrupt from the keyboard is for us
-                )
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __package__, "--with-parent", *self.settings.arguments()],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                env=_environment(),
+                start_new_session=True,  # an interrupt from the keyboard is for us
+            )
             self._read_ready(self._process)
         except BaseException:
             self.stop()
@@ -100,9 +99,11 @@ class LocalService:
             for stream in (process.stdin, process.stdout):
                 if stream is not None:
                     stream.close()
-        if self._folder is not None:
-            self._folder.cleanup()
-            self._folder = None
+            if self._folder:  # still there if it was killed
+                shutil.rmtree(self._folder, ignore_errors=True)
+        if self._errors is not None:
+            self._errors.close()
+            self._errors = None
 
     def alive(self) -> bool:
         """Whether the service runs."""
@@ -141,11 +142,6 @@ class LocalService:
         with opener.open(signed, timeout=10) as response:
             return json.loads(response.read())
 
-    @property
-    def _error_file(self) -> Path:
-        assert self._folder is not None
-        return Path(self._folder.name, "stderr")
-
     def _read_ready(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
         handle, received = process.stdout.fileno(), b""
@@ -163,14 +159,15 @@ class LocalService:
             received += data
         ready = json.loads(received)
         self.endpoint_url, self.pid = ready["endpoint_url"], ready["pid"]
+        self._folder = ready["folder"]
         self.access_key, self.secret_key = ready["access_key"], ready["secret_key"]
 
     def _said(self) -> str:
-        with contextlib.suppress(OSError):
-            lines = self._error_file.read_text(errors="replace").split("\n")
-            if last := [line.strip() for line in lines if line.strip()][-_LAST_LINES:]:
-                return "; it said: " + " | ".join(last)
-        return ""
+        assert self._errors is not None
+        self._errors.seek(0)
+        lines = [line.strip() for line in self._errors.read().decode(errors="replace").splitlines()]
+        last = [line for line in lines if line][-_LAST_LINES:]
+        return "; it said: " + " | ".join(last) if last else ""
 
 
 def _environment() -> dict[str, str]:
