@@ -33,6 +33,7 @@ _ONLY_FOR = {
     "s3_bucket": ("up",),
     "dry_run": ("up", "down"),
     "wait": ("down",),
+    "of": ("policy",),
 }
 _DEFAULT_WAIT = 1800.0
 
@@ -42,8 +43,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = make_parser(
         PROGRAM,
         "Make the AWS Lambda function for `train --backend lambda`: up creates it or changes what differs, "
-        "status shows it, down removes it and all that belongs to it, policy prints what the graph servers "
-        "need. Options not given leave a function as it is; the defaults are for a new one.",
+        "status shows it, down removes it and all that belongs to it, policy prints what somebody "
+        "needs for it. Options not given leave a function as it is; the defaults are for a new one.",
     )
     parser.add_argument("command", choices=COMMANDS, metavar="|".join(COMMANDS), help="what to do")
     parser.add_argument(
@@ -90,6 +91,11 @@ def build_parser() -> argparse.ArgumentParser:
         type=_number(0, 24 * 3600),
         metavar="S",
         help=f"seconds for Lambda to give back network interfaces; default {_DEFAULT_WAIT:.0f}",
+    )
+    parser.add_argument(
+        "--of",
+        choices=("graph-servers", "deployer"),
+        help="whose IAM policy to print: theirs who call the function (default) or theirs who deploy it",
     )
     parser.add_argument("--endpoint-url", metavar="U", help="of all services, where it is not AWS")
     return parser
@@ -192,7 +198,7 @@ def _role(text: str) -> str:
 
 def _run(calls: Aws, options: argparse.Namespace) -> None:
     from dorylus_hpc.serverless.functions import Deployment
-    from dorylus_hpc.serverless.policies import caller_policy
+    from dorylus_hpc.serverless.policies import caller_policy, deployer_policy
 
     deployment = Deployment(calls, _settings(options))
     if options.command == "up":
@@ -202,7 +208,8 @@ def _run(calls: Aws, options: argparse.Namespace) -> None:
     elif options.command == "down":
         _down(calls, deployment, options)
     else:
-        _print(json.dumps(caller_policy(deployment.names), indent=2))
+        policy = deployer_policy if options.of == "deployer" else caller_policy
+        _print(json.dumps(policy(deployment.names), indent=2))
 
 
 def _settings(options: argparse.Namespace) -> Settings:

@@ -10,6 +10,7 @@ import shlex
 import sys
 import urllib.request
 import zipfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -24,8 +25,9 @@ from botocore.exceptions import ClientError  # noqa: E402
 import lambda_pkg  # noqa: E402
 from dorylus_hpc import deploy  # noqa: E402
 from dorylus_hpc.errors import InputError  # noqa: E402
-from dorylus_hpc.serverless import functions, upload  # noqa: E402
+from dorylus_hpc.serverless import deployed, functions, upload  # noqa: E402
 from dorylus_hpc.serverless.aws import Aws, AwsError  # noqa: E402
+from dorylus_hpc.serverless.deployed import Found, describe  # noqa: E402
 from dorylus_hpc.serverless.functions import Deployment, Settings  # noqa: E402
 from dorylus_hpc.serverless.policies import Names  # noqa: E402
 
@@ -298,6 +300,22 @@ def test_none_takes_concurrency_and_vpc_away(run, client, archive):
     assert client("iam").list_role_policies(RoleName=ROLE)["PolicyNames"] == ["logs"]
 
 
+def test_a_function_that_somebody_stopped_stays_so_until_told_otherwise(url):
+    stopped = Found(function={"Configuration": {}, "Concurrency": {"ReservedConcurrentExecutions": 0}})
+    assert "reserved concurrency 0, which stops it" in "".join(
+        describe(stopped, Names(NAME, REGION, ACCOUNT))
+    )
+    for wanted, calls_made in (
+        (None, []),
+        (0, ["DeleteFunctionConcurrency"]),
+        (5, ["PutFunctionConcurrency"]),
+    ):
+        with Aws(REGION, endpoint_url=url, dry_run=True) as calls:
+            deployment = Deployment(calls, Settings(NAME, concurrency=wanted))
+            deployment._concurrency(stopped, deployment.deployed(stopped))
+            assert [change.operation for change in calls.changes] == calls_made
+
+
 def test_the_policy_for_a_vpc_stays_while_lambda_has_interfaces(run, client, archive, interface):
     run("up", "--archive", archive, *VPC)
     result = run("up", "--archive", archive, "--vpc-subnets", "none", "--vpc-security-groups", "none")
@@ -399,6 +417,11 @@ def test_a_dry_run_of_down_and_of_a_change(run, client, archive):
     assert run("up", "--dry-run", "--archive", archive, "--memory-mb", 512).lines == [
         f'would call lambda UpdateFunctionConfiguration {{"FunctionName": "{NAME}", "MemorySize": 512}}'
     ]
+    (line,) = run("up", "--dry-run", "--archive", archive, "--arch", "arm64").lines
+    assert line.startswith(
+        f'would call lambda UpdateFunctionCode {{"FunctionName": "{NAME}", "Architectures": ["arm64"], '
+        f'"ZipFile": "<{archive.stat().st_size} bytes'
+    )
     assert [line.split()[3] for line in run("down", "--dry-run").lines] == [
         "DeleteFunction",
         "DeleteLogGroup",
@@ -448,6 +471,26 @@ def test_policy_lets_the_graph_servers_invoke_exactly_this_function(run):
             {"Effect": "Allow", "Action": "lambda:InvokeFunction", "Resource": FUNCTION_ARN},
         ],
     }
+
+
+def test_policy_of_the_deployer_has_all_that_deploy_calls(run):
+    statements = json.loads(run("policy", "--of", "deployer").out)["Statement"]
+    allowed = {action: one["Resource"] for one in statements for action in one["Action"]}
+    sources = [Path(module.__file__).read_text() for module in (deployed, functions)]
+    called = {
+        f"{service}:{operation}"
+        for source in sources
+        for service, operation in re.findall(r'"(lambda|iam|logs|ec2)",\s*"([A-Z]\w+)"', source)
+    }
+    assert len(called) > 15
+    assert called <= set(allowed)
+    extra = {"lambda:ListTags", "iam:TagRole", "iam:PassRole", "logs:TagResource"}
+    network = {action for action in allowed if action.startswith("ec2:")}
+    assert set(allowed) - called == extra | network - {"ec2:DescribeNetworkInterfaces"}
+    everywhere = {action for action, resources in allowed.items() if resources == ["*"]}
+    assert everywhere == network | {"logs:DescribeLogGroups"}
+    assert allowed["iam:PassRole"] == [ROLE_ARN]
+    assert allowed["lambda:DeleteFunction"] == [FUNCTION_ARN]
 
 
 def test_names_in_another_partition():
@@ -689,6 +732,7 @@ def test_without_boto3(monkeypatch, capsys):
         (["up", "--python", "3.9"], "invalid choice: '3.9'"),
         (["down", "--memory-mb", "512"], "--memory-mb is for up and status, not for down"),
         (["status", "--dry-run"], "--dry-run is for up and down, not for status"),
+        (["up", "--of", "deployer"], "--of is for policy, not for up"),
         (["policy", "--wait", "1"], "--wait is for down, not for policy"),
         (["up", "--log-days", "8"], "--log-days must be one of 1, 3, 5, 7"),
         (["up", "--function", "a b"], "--function 'a b': only letters, digits, - and _"),

@@ -45,10 +45,10 @@ class Found:
         return self.function["Configuration"] if self.function else {}
 
     @property
-    def concurrency(self) -> int:
-        """The function's reserved concurrency; 0: none."""
+    def concurrency(self) -> int | None:
+        """The function's reserved concurrency; None: nothing is reserved. 0 refuses every invocation."""
         found = (self.function or {}).get("Concurrency") or {}
-        return int(found.get("ReservedConcurrentExecutions") or 0)
+        return found.get("ReservedConcurrentExecutions")
 
     @property
     def vpc(self) -> Vpc:
@@ -123,10 +123,11 @@ def describe(found: Found, names: Names) -> Iterator[str]:
         has = found.configuration
         tags = found.function.get("Tags") or {}
         vpc = found.vpc
+        reserved = {None: "none", 0: "0, which stops it"}.get(found.concurrency, found.concurrency)
         yield (
             f"function   {names.function}: {has.get('State')}, {has.get('Runtime')} on "
             f"{', '.join(has.get('Architectures') or ())}, {has.get('MemorySize')} MB, "
-            f"{has.get('Timeout')} s, reserved concurrency {found.concurrency or 'none'}, "
+            f"{has.get('Timeout')} s, reserved concurrency {reserved}, "
             + (
                 f"in {', '.join(vpc.subnets)} with {', '.join(vpc.security_groups)}"
                 if vpc.subnets

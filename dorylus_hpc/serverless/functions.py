@@ -105,7 +105,7 @@ class Deployment:
             "timeout": configuration.get("Timeout"),
             "arch": (configuration.get("Architectures") or [None])[0],
             "python": (configuration.get("Runtime") or "").removeprefix("python") or None,
-            "concurrency": found.concurrency if found.function else None,
+            "concurrency": found.concurrency,
             "vpc": found.vpc if found.function else None,
             "role": configuration.get("Role"),
             "log_days": (found.log_group or {}).get("retentionInDays"),
@@ -328,7 +328,8 @@ class Deployment:
 
     def _concurrency(self, found: Found, settings: Settings) -> None:
         name = self.names.function
-        if settings.concurrency == found.concurrency:
+        stopped = found.concurrency == 0 and self._settings.concurrency is None  # by somebody, on purpose
+        if stopped or (settings.concurrency or None) == found.concurrency:
             return
         if settings.concurrency == 0:
             self._aws.change(

@@ -65,6 +65,21 @@ def check_name(name: str, region: str) -> None:
         raise InputError(f"--function {name!r} is {len(name)} characters long; at most {limit} in {region}")
 
 
+# What `deploy` calls, and what AWS asks for beside it: for tags, and for giving Lambda the role.
+_DEPLOYER_FUNCTION = (
+    "CreateFunction GetFunction UpdateFunctionConfiguration UpdateFunctionCode DeleteFunction "
+    "PutFunctionConcurrency DeleteFunctionConcurrency TagResource ListTags"
+)
+_DEPLOYER_ROLE = (
+    "CreateRole GetRole UpdateAssumeRolePolicy DeleteRole TagRole "
+    "PutRolePolicy GetRolePolicy DeleteRolePolicy"
+)
+_DEPLOYER_LOGS = "CreateLogGroup PutRetentionPolicy DeleteLogGroup ListTagsForResource TagResource"
+_DEPLOYER_NETWORK = (
+    "DescribeNetworkInterfaces DescribeSecurityGroups DescribeSubnets DescribeVpcs GetSecurityGroupsForVpc"
+)
+
+
 def _document(*statements: Mapping[str, Any]) -> dict[str, Any]:
     return {"Version": "2012-10-17", "Statement": list(statements)}
 
@@ -112,3 +127,25 @@ def role_policies(names: Names, *, network: bool) -> dict[str, dict[str, Any]]:
 def caller_policy(names: Names) -> dict[str, Any]:
     """Return what the graph servers need: to invoke this function, and nothing else."""
     return _document({"Effect": "Allow", "Action": "lambda:InvokeFunction", "Resource": names.function_arn})
+
+
+def deployer_policy(names: Names) -> dict[str, Any]:
+    """Return what `deploy` itself needs; the part of EC2 only for a function in a VPC."""
+
+    def allow(service: str, operations: str, *resources: str, **more: Any) -> dict[str, Any]:
+        actions = [f"{service}:{operation}" for operation in operations.split()]
+        return {"Effect": "Allow", "Action": actions, "Resource": list(resources), **more}
+
+    return _document(
+        allow("lambda", _DEPLOYER_FUNCTION, names.function_arn),
+        allow("iam", _DEPLOYER_ROLE, names.role_arn),
+        allow(
+            "iam",
+            "PassRole",
+            names.role_arn,
+            Condition={"StringEquals": {"iam:PassedToService": "lambda.amazonaws.com"}},
+        ),
+        allow("logs", _DEPLOYER_LOGS, names.log_group_arn, f"{names.log_group_arn}:*"),
+        allow("logs", "DescribeLogGroups", "*"),
+        allow("ec2", _DEPLOYER_NETWORK, "*"),
+    )
