@@ -2,9 +2,9 @@
 
     python -m bench.invocations [--tasks 300] [--workers 1 2 4 8] [--plain]
 
-A task is a product of 1024 x 256 with 256 x 16 in float32 on the local Lambda service, without a network model:
-what is measured is boto3, the service, the runtime client, TLS and the worker. Weights have a new key each
-time, so that they travel too. Before timing, results are compared with NumPy's, bit for bit.
+A task is a product of 1024 x 256 with 256 x 16 in float32 on the local Lambda service, without a network
+model: what is measured is boto3, the service, the runtime client, TLS and the worker. Weights have a new key
+each time, so that they travel too. Before timing, results are compared with NumPy's, bit for bit.
 """
 
 from __future__ import annotations

@@ -34,9 +34,9 @@ CONTRACT = """data model layers model-file hidden heads dropout input-dropout lr
     eval-every backend function region memory-mb max-workers place tls budget-usd halo-dtype checkpoint-every
     resume
     on-loss run-dir config""".split()
-ADDED = """source-degree switch-margin dense-delay straggler trace-events endpoint-url function-timeout workers
-    tensor-host tensor-port task-fusion rematerialisation stream-rows instance-type prices local-latency
-    local-bandwidth local-faults""".split()
+ADDED = """source-degree switch-margin dense-delay straggler trace-events
+    endpoint-url function-timeout workers tensor-host tensor-port task-fusion rematerialisation stream-rows
+    instance-type prices local-latency local-bandwidth local-faults""".split()
 CONTRACT_VALUES = {
     "model": ("gcn", "sage", "gat"),
     "optimizer": ("adam", "sgd"),
