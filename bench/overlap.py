@@ -85,7 +85,7 @@ MANY = 10_000  # dense workers
 # ---- the graph ----
 
 
-def prepare(vertices: int, reach: int, folder: Path) -> None:
+def prepare(vertices: int, reach: int, folder: Path, *, width: int = WIDTH) -> None:
     """Prepare the band, in as many parts as there are servers. Nothing is to be learned from it."""
     rng = np.random.default_rng(0)
     ends = (np.arange(vertices)[:, None] + np.arange(1, reach + 1)) % vertices
@@ -94,8 +94,8 @@ def prepare(vertices: int, reach: int, folder: Path) -> None:
     graph = from_arrays(
         sp.csr_array((values, ends.astype(np.int32).reshape(-1), indptr), shape=(vertices, vertices)),
         rng.standard_normal((vertices, FEATURES), dtype=np.float32),
-        rng.integers(WIDTH, size=vertices),
-        n_classes=WIDTH,
+        rng.integers(width, size=vertices),
+        n_classes=width,
         name="band",
         seed=0,
     )
@@ -105,13 +105,15 @@ def prepare(vertices: int, reach: int, folder: Path) -> None:
     )  # fmt: skip
 
 
-def cluster_of(folder: Path) -> Cluster:
+def cluster_of(
+    folder: Path, *, intervals: int = INTERVALS, dense_workers: int = MANY, width: int = WIDTH
+) -> Cluster:
     """The cluster of runs on this graph, wired as the graph servers do it; in mode pipe, of one epoch."""
     placement = Placement(SERVERS, SERVERS)
     parts = [read_part(folder, read_manifest(folder), index).without_loops() for index in range(SERVERS)]
-    cuts = {part.index: cut_intervals(part.in_edges.indptr, INTERVALS) for part in parts}
+    cuts = {part.index: cut_intervals(part.in_edges.indptr, intervals) for part in parts}
     program = gcn_program(
-        n_features=FEATURES, hidden=[WIDTH], n_classes=WIDTH, sparse_features=False, dropout=0.0,
+        n_features=FEATURES, hidden=[width], n_classes=width, sparse_features=False, dropout=0.0,
         input_dropout=0.0, weight_decay=0.0, decay_scope="all", seed=0,
     )  # fmt: skip
     wirings: list[Wiring] = []
@@ -150,7 +152,7 @@ def cluster_of(folder: Path) -> Cluster:
         groups=wirings[0].groups,
         rounds=[Round("train", 1)],
         mode="pipe",
-        workers={GRAPH: 1, DENSE: MANY},
+        workers={GRAPH: 1, DENSE: dense_workers},
     )
 
 
@@ -221,12 +223,17 @@ def group_seconds(
     spans: Iterable[Span],
     groups: Sequence[Group],
     average: Callable[[Sequence[float]], float] = statistics.fmean,
+    *,
+    whole: bool = False,
 ) -> dict[str, float]:
-    """Mean time of a task of each group, by its name. The stages of an interval run in their order."""
+    """Mean time of a task of each group, by its name. The stages of an interval run in their order.
+
+    `whole`: the timeline has one entry a dense task, not one a stage.
+    """
     chains: defaultdict[tuple[int, int, int], list[Span]] = defaultdict(list)
     for span in spans:
         chains[span.epoch, span.part, span.interval].append(span)
-    sizes = [len(group.name.split("+")) for group in groups]
+    sizes = [1 if whole and group.resource == DENSE else len(group.name.split("+")) for group in groups]
     found: dict[str, list[float]] = {group.name: [] for group in groups}
     for chain in chains.values():
         chain.sort(key=lambda span: (span.begin, span.end))
@@ -273,14 +280,22 @@ class Run:
     spans: list[Span]
 
 
-def run(work: Path, mode: str, options: argparse.Namespace, **flags: Any) -> Run:
+def run(
+    work: Path,
+    mode: str,
+    options: argparse.Namespace,
+    *,
+    intervals: int = INTERVALS,
+    width: int = WIDTH,
+    **flags: Any,
+) -> Run:
     """Train in a mode."""
     name, staleness = MODES[mode]
     epochs = options.warm_up + options.epochs
     fixed = {
-        "data": work / "graph", "layers": 2, "hidden": WIDTH, "dropout": 0, "intervals": INTERVALS,
+        "data": work / "graph", "layers": 2, "hidden": width, "dropout": 0, "intervals": intervals,
         "threads": 1, "epochs": epochs, "eval-every": epochs, "mode": name, "staleness": staleness,
-        "trace-events": 1000 + 50 * INTERVALS * epochs,
+        "trace-events": 1000 + 50 * intervals * epochs,
     }  # fmt: skip
     run_dir = work / "run"
     train(SERVERS, run_dir, fixed | flags)

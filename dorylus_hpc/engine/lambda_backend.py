@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _NEEDED = {
     "lambda": ("boto3", "cryptography"),
-    "lambda-local": ("boto3", "cryptography", "awslambdaric", "aiohttp", "psutil"),
+    "lambda-local": ("boto3", "cryptography", "awslambdaric", "aiohttp"),
 }
 
 
