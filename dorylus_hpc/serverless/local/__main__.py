@@ -82,8 +82,8 @@ async def _serve(line: CommandLine, folder: Path, parent: int) -> None:
         _say_ready(json.dumps(ready), line.ready_file)
         await stop.wait()
     finally:
+        service.close()  # callers see that it ends, not what becomes of the sandboxes
         await pool.close()
-        await service.close()
 
 
 def _say_ready(text: str, path: Path | None) -> None:

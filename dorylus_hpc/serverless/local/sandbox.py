@@ -266,6 +266,8 @@ class Sandbox:
         return web.Response(status=202, body=b'{"status":"OK"}', content_type="application/json")
 
     async def _next(self) -> web.Response:
+        if not self.alive:  # it asked before it was killed
+            return web.Response(status=410)
         if self._init_seconds is None:
             self._init_seconds = self._loop.time() - self._started
             if self._init_timer is not None:

@@ -87,7 +87,7 @@ class Service:
         )
         return self._server.sockets[0].getsockname()[1]
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Stop listening and cut the connections."""
         if self._server is not None:
             self._server.close()

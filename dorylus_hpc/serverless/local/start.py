@@ -16,7 +16,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-import dorylus_hpc
 from dorylus_hpc.errors import InputError
 from dorylus_hpc.serverless.local.settings import LocalSettings
 
@@ -172,7 +171,7 @@ class LocalService:
 
 def _environment() -> dict[str, str]:
     """Ours, and where this package is; nothing of MPI, which would take the service for a rank."""
-    root = str(Path(dorylus_hpc.__file__).resolve().parents[1])
+    root = str(Path(__file__).resolve().parents[3])
     foreign = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDRA_", "MPI_", "SLURM_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     paths = [root, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
