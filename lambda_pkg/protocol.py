@@ -184,13 +184,14 @@ def send_all(sock: socket.socket, pieces: Iterable[bytes | memoryview], deadline
         The deadline passed first.
     """
     views = [memoryview(piece) for piece in pieces if len(piece)]
+    size = sum(view.nbytes for view in views)
     if isinstance(sock, ssl.SSLSocket):
         for part in _joined(views):
             sock.settimeout(time_left(deadline))
             sock.sendall(part)
     else:
         _scatter(sock, views, deadline)
-    return sum(view.nbytes for view in views)
+    return size
 
 
 def _joined(views: list[memoryview]) -> Iterable[bytearray | memoryview]:

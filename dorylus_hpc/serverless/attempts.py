@@ -151,6 +151,8 @@ class Attempts:
         """Withdraw all attempts; no more can be offered."""
         with self._lock:
             self._closed = True
+            for attempt in self._open.values():
+                attempt.over = True  # all first, or the end of one would let another be accepted
             tokens = list(self._open)
         for token in tokens:
             self.withdraw(token)

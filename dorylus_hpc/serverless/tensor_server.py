@@ -139,7 +139,7 @@ class TensorServer:
         return self._attempts.statistics
 
     def close(self) -> None:
-        """Withdraw all attempts and cut all connections. No thread or socket is left.
+        """Withdraw all attempts and cut all connections. No thread or socket is left. Idempotent.
 
         Waits for calls of `accepted` that are running: do not hold a lock that they want.
         """
@@ -148,9 +148,9 @@ class TensorServer:
             connections = list(self._connections)
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        self._attempts.close()
         for connection in connections:
             connection.cut()
-        self._attempts.close()
         for thread in [self._acceptor, *(connection.thread for connection in connections)]:
             thread.join()
         self._listener.close()
