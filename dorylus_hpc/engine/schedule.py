@@ -338,7 +338,8 @@ class Schedule:
         self._readers: list[set[int]] = [set() for _ in self._tables]  # units whose gathers run, in async
         self._looked = [0] * n_units
         self._waiting: list[defaultdict[int, list[int]]] = [defaultdict(list) for _ in self._tables]
-        self._free = dict(workers)
+        self._workers = dict(workers)
+        self._free = dict(workers)  # below 0 while more tasks run than a smaller number of workers allows
         self._ready: dict[str, list[tuple[int, int, int]]] = {name: [] for name in workers}
         self._round, self._place = [0] * n_units, [0] * n_units
         self._bound: list[bool] = [False] * n_units
@@ -428,6 +429,34 @@ class Schedule:
         self._denied += 1
         self._stopped = True
         return self._take()
+
+    def resize(self, resource: str, workers: int) -> list[Action]:
+        """Change the number of workers of a resource, from now on.
+
+        With fewer, tasks that run go on, and none starts until enough of them have ended. With more, ready
+        tasks start at once, the oldest first.
+        """
+        if resource not in self._workers or workers < 1:
+            known = ", ".join(self._workers)
+            raise ValueError(f"resize needs a resource of {known} and a worker, got {resource!r}, {workers}")
+        self._free[resource] += workers - self._workers[resource]
+        self._workers[resource] = workers
+        return self._take()
+
+    def workers(self, resource: str) -> int:
+        """How many workers a resource has now."""
+        return self._workers[resource]
+
+    def running(self, resource: str) -> int:
+        """How many tasks of a resource run; after a `resize` these may be more than its workers."""
+        return self._workers[resource] - self._free[resource]
+
+    def ready(self, resource: str) -> int:
+        """How many tasks of a resource wait for nothing but a worker.
+
+        In ``async`` rows may have been set aside since a task became ready; it counts until a worker is free.
+        """
+        return len(self._ready[resource])
 
     @property
     def finished(self) -> bool:
@@ -667,7 +696,7 @@ class Schedule:
     def _take(self) -> list[Action]:
         """Give ready tasks to free workers, the oldest first, and return what is to be done."""
         for resource, ready in self._ready.items():
-            while ready and self._free[resource]:
+            while ready and self._free[resource] > 0:
                 number, place, unit = heappop(ready)
                 group = self.group(number, place)
                 if not self._exact:
@@ -706,4 +735,4 @@ def _picker(entries: tuple[int, ...]) -> Callable[[list[int]], tuple[int, ...]]:
 
 def idle_workers_with_work(schedule: Schedule) -> Iterable[str]:
     """Name the resources of which a worker is free although a task is ready: there must never be one."""
-    return [name for name, ready in schedule._ready.items() if ready and schedule._free[name]]
+    return [name for name, ready in schedule._ready.items() if ready and schedule._free[name] > 0]

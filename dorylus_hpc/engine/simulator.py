@@ -5,6 +5,15 @@ a run. Beside the schedules there is a *data plane*: which rows of which round l
 each unit holds. It does not trust the schedules but checks them, and raises `Violation` when a task
 reads what it must not, while rows are replaced under a reader, when a worker idles though a task could
 run, or when the cluster stands still.
+
+Tasks of one resource may run in Lambda, whose `Lambdas` model has what decides how many workers are worth
+their money: an environment is started cold and kept, it takes so many invocations a second, and inputs and
+results cross a line that all workers of a graph server share. ::
+
+    invoke -> environment -> [cold start] -> latency -> inputs -> compute -> results -> warm, for the next
+              or 429: once more a little later          one line each way a server, shared evenly
+
+An autotuner for each graph server may change the number of its workers after every epoch.
 """
 
 from __future__ import annotations
@@ -34,10 +43,52 @@ from dorylus_hpc.engine.schedule import (
     idle_workers_with_work,
 )
 from dorylus_hpc.engine.stash import VersionStore
+from dorylus_hpc.serverless.autotuner import Autotuner, Decision, Integrals
 
 
 class Violation(AssertionError):
     """The schedule did what its mode forbids; the message has the seed that replays it."""
+
+
+@dataclass(frozen=True)
+class Lambdas:
+    """A Lambda function that runs all tasks of a resource, shared by all graph servers.
+
+    Attributes
+    ----------
+    resource
+        Of the tasks that it runs; `Cluster.workers` says how many a server has under way at a time.
+    transfers
+        By name of the group: bytes of a task's inputs and of its results; none where it is not named.
+    latency
+        Seconds from an invocation to its first input, and from the last result to its end, together.
+    bandwidth
+        Bytes a second of an environment, each way.
+    line
+        Bytes a second of a graph server, each way, for all its workers; None: as many as they take.
+    cold_seconds
+        More that the first invocation of an environment takes.
+    environments
+        The most there may be (the function's reserved concurrency).
+    invocations_per_second
+        The most that one environment takes.
+    start_rate, start_burst
+        New environments a second, and at once after a pause.
+    retry_seconds
+        From an invocation that is refused (429) to the next try.
+    """
+
+    resource: str = "dense"
+    transfers: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    latency: float = 0.02
+    bandwidth: float = 75e6
+    line: float | None = None
+    cold_seconds: float = 0.5
+    environments: int = 1_000
+    invocations_per_second: float = 10.0
+    start_rate: float = 100.0
+    start_burst: int = 1_000
+    retry_seconds: float = 0.1
 
 
 @dataclass(frozen=True)
@@ -58,6 +109,10 @@ class Cluster:
         ``epoch``: a version when all gradients of an epoch are there; ``interval``: one a unit and epoch.
     stop_at
         When the run is told to stop, asynchronous modes only; None: it goes on to its end.
+    resizes
+        Changes of the number of workers: time, server, resource, workers.
+    lambdas
+        What runs the tasks of a resource, or None for workers like all others.
     """
 
     topologies: Sequence[Topology]
@@ -71,6 +126,8 @@ class Cluster:
     parameter_servers: int = 1
     update: str = "epoch"
     stop_at: float | None = None
+    resizes: Sequence[tuple[float, int, str, int]] = ()
+    lambdas: Lambdas | None = None
 
 
 @dataclass
@@ -87,6 +144,14 @@ class Outcome:
         Over all schedules.
     most_versions
         The most weight versions that a parameter server kept at a time.
+    ends
+        By server: when each round was done there.
+    decisions
+        By server: what its autotuner decided after each epoch.
+    environments
+        Environments of Lambda, each of which was started cold.
+    refused
+        Invocations that were refused (429) and tried again.
     """
 
     seconds: float = 0.0
@@ -94,6 +159,10 @@ class Outcome:
     max_lead: int = 0
     max_read_age: int = 0
     most_versions: int = 1
+    ends: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    decisions: dict[int, list[Decision]] = field(default_factory=lambda: defaultdict(list))
+    environments: int = 0
+    refused: int = 0
 
 
 def simulate(
@@ -103,6 +172,7 @@ def simulate(
     task_seconds: Callable[[random.Random, int, Group], float] | None = None,
     message_seconds: Callable[[random.Random, int, int], float] | None = None,
     check_idle: bool = True,
+    autotuner: Callable[[int], Autotuner] | None = None,
 ) -> Outcome:
     """Run a cluster to its end.
 
@@ -114,11 +184,15 @@ def simulate(
         Of all that is random.
     task_seconds
         Time of a task from (generator, server, group); None: uniform in 0.1 .. 1, one in ten 10 times that.
+        In Lambda it is the time to compute; the rest comes on top.
     message_seconds
         Time of a message from (generator, sender, receiver); None: uniform in 0 .. 2.
     check_idle
         Whether to check after every event that no worker idles beside work: it takes most of the time where
         units are many, and changes nothing.
+    autotuner
+        Makes the autotuner of a server's workers in Lambda, which start as many as it says; None: there
+        are always as many as `Cluster.workers` says.
 
     Raises
     ------
@@ -126,7 +200,7 @@ def simulate(
         Anything that the mode forbids.
     """
     times = task_seconds or _random_task, message_seconds or _random_message
-    return _Simulation(cluster, seed, *times, checks_idle=check_idle).run()
+    return _Simulation(cluster, seed, *times, checks_idle=check_idle, autotuner=autotuner).run()
 
 
 def _random_task(rng: random.Random, server: int, group: Group) -> float:
@@ -135,6 +209,105 @@ def _random_task(rng: random.Random, server: int, group: Group) -> float:
 
 def _random_message(rng: random.Random, sender: int, receiver: int) -> float:
     return rng.uniform(0.0, 2.0)
+
+
+class _Line:
+    """A network line: whoever transfers gets an even share of it, and no more than it takes by itself.
+
+    All transfers are equally fast at any time, so one number, the bytes that a transfer which never ends
+    would have had so far, tells when each of them ends.
+    """
+
+    def __init__(self, simulation: _Simulation, each: float, total: float | None) -> None:
+        self.simulation, self.each, self.total = simulation, each, total
+        self.had, self.at, self.serial = 0.0, 0.0, 0
+        self.ends: list[tuple[float, int, Callable[[], None]]] = []
+
+    @property
+    def rate(self) -> float:
+        return self.each if self.total is None else min(self.each, self.total / max(1, len(self.ends)))
+
+    def transfer(self, amount: float, then: Callable[[], None]) -> None:
+        if not amount:
+            then()
+        elif self.total is None:
+            self.simulation.later(amount / self.each, then)
+        else:
+            self.go_on()
+            heappush(self.ends, (self.had + amount, self.serial, then))
+            self.look_again()
+
+    def go_on(self) -> None:
+        self.had += self.rate * (self.simulation.now - self.at)
+        self.at = self.simulation.now
+
+    def look_again(self) -> None:
+        """Wake up when the next transfer ends, if nothing changes until then."""
+        self.serial += 1
+        if self.ends:
+            seconds = max(0.0, (self.ends[0][0] - self.had) / self.rate)
+            self.simulation.later(seconds, lambda serial=self.serial: self.end(serial))  # type: ignore[misc]
+
+    def end(self, serial: int) -> None:
+        if serial != self.serial:
+            return  # somebody began or ended since
+        self.go_on()
+        amount, ended = self.ends[0][0], []
+        self.had = max(self.had, amount)  # it has had all, whatever rounding says
+        while self.ends and self.ends[0][0] <= self.had:
+            ended.append(heappop(self.ends)[2])
+        self.look_again()
+        for then in ended:
+            then()
+
+
+class _Function:
+    """The environments of a Lambda function."""
+
+    def __init__(self, simulation: _Simulation, model: Lambdas) -> None:
+        self.simulation, self.model = simulation, model
+        self.warm: list[float] = []  # when each idle environment may be invoked again
+        self.count, self.refused = 0, 0
+        self.startable, self.at = float(model.start_burst), 0.0
+        lines = range(len(simulation.schedules))
+        self.inputs = [_Line(simulation, model.bandwidth, model.line) for _ in lines]
+        self.results = [_Line(simulation, model.bandwidth, model.line) for _ in lines]
+
+    def invoke(self, server: int, group: Group, seconds: float, then: Callable[[], None]) -> None:
+        """Run a task that computes for so long, and call `then` when its results are there."""
+        now, model = self.simulation.now, self.model
+        delay = self.claim()
+        if delay is None:
+            self.refused += 1
+            self.simulation.later(model.retry_seconds, lambda: self.invoke(server, group, seconds, then))
+            return
+        bytes_in, bytes_out = model.transfers.get(group.name, (0.0, 0.0))
+        ready_again = now + delay + 1.0 / model.invocations_per_second
+
+        def compute() -> None:
+            self.simulation.later(seconds, lambda: self.results[server].transfer(bytes_out, end))
+
+        def end() -> None:
+            heappush(self.warm, max(self.simulation.now, ready_again))
+            then()
+
+        self.simulation.later(
+            delay + model.latency, lambda: self.inputs[server].transfer(bytes_in, compute)
+        )
+
+    def claim(self) -> float | None:
+        """Take an environment: seconds until it is started, or None where none is to be had now."""
+        now, model = self.simulation.now, self.model
+        if self.warm and self.warm[0] <= now:
+            heappop(self.warm)
+            return 0.0
+        self.startable = min(model.start_burst, self.startable + (now - self.at) * model.start_rate)
+        self.at = now
+        if self.count >= model.environments or self.startable < 1:
+            return None
+        self.startable -= 1
+        self.count += 1
+        return model.cold_seconds
 
 
 class _Simulation:
@@ -146,6 +319,7 @@ class _Simulation:
         message_seconds: Callable[[random.Random, int, int], float],
         *,
         checks_idle: bool,
+        autotuner: Callable[[int], Autotuner] | None,
     ) -> None:
         self.checks_idle = checks_idle
         self.cluster, self.seed, self.rng = cluster, seed, random.Random(seed)
@@ -158,6 +332,10 @@ class _Simulation:
             for topology in cluster.topologies
         ]  # fmt: skip
         self.now = 0.0
+        self.workers = [dict(cluster.workers) for _ in self.schedules]
+        self.function = None if cluster.lambdas is None else _Function(self, cluster.lambdas)
+        self.tuners = [] if autotuner is None else [autotuner(server) for server in range(len(self.schedules))]
+        self.integrals = [Integrals(cluster.workers.get("cpu", 1), 0.0) for _ in self.tuners]
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.serial = 0
         self.outcome = Outcome()
@@ -188,6 +366,10 @@ class _Simulation:
         heappush(self.events, (self.now + seconds, self.serial, event))
 
     def run(self) -> Outcome:
+        for server, tuner in enumerate(self.tuners):
+            self.resize(server, self.tuned, tuner.workers)
+        for seconds, *change in self.cluster.resizes:
+            self.later(seconds, lambda change=change: self.resize(*change))  # type: ignore[misc]
         for server, schedule in enumerate(self.schedules):
             self.act(server, schedule.start())
         if self.cluster.stop_at is not None:
@@ -204,6 +386,8 @@ class _Simulation:
             if store.load or store.live != (store.newest,):
                 raise self.fail(f"parameter server {number} still keeps {store.live} for {store.load}")
         self.outcome.seconds = self.now
+        if self.function is not None:
+            self.outcome.environments, self.outcome.refused = self.function.count, self.function.refused
         return self.outcome
 
     # What schedules want done.
@@ -227,12 +411,19 @@ class _Simulation:
                     self.tell(server, action.done)
         if self.checks_idle:
             self.check_idle(server)
+        ends, done = self.outcome.ends[server], self.schedules[server].rounds_done
+        if self.tuners:
+            self.note(server)
+        if len(ends) < done:
+            ends += [self.now] * (done - len(ends))
+            if self.tuners:
+                self.tune(server, done - 1)
 
     def begin(self, server: int, task: Run) -> None:
         group = self.group(task.round, task.group)
         if task.unit in self.running[server]:
             raise self.fail(f"unit {task.unit} of server {server} runs twice")
-        free = self.cluster.workers[group.resource] - sum(
+        free = self.workers[server][group.resource] - sum(
             self.group(number, place).resource == group.resource
             for number, place, _ in self.running[server].values()
         )
@@ -242,8 +433,19 @@ class _Simulation:
         self.check_weights(server, task, group)
         self.running[server][task.unit] = (task.round, task.group, read)
         seconds = self.task_seconds(self.rng, server, group)
+        if self.function is not None and group.resource == self.function.model.resource:
+            begun = self.now
+            self.function.invoke(server, group, seconds, lambda: self.end_in_lambda(server, task, begun))
+            return
         self.outcome.busy[server, group.resource] += seconds
         self.later(seconds, lambda: self.end(server, task))
+
+    def end_in_lambda(self, server: int, task: Run, begun: float) -> None:
+        group = self.group(task.round, task.group)
+        self.outcome.busy[server, group.resource] += self.now - begun
+        if self.tuners:
+            self.integrals[server].dense_ended += 1
+        self.end(server, task)
 
     def end(self, server: int, task: Run) -> None:
         _, _, read = self.running[server].pop(task.unit)
@@ -302,6 +504,37 @@ class _Simulation:
                 self.message_seconds(self.rng, server, other),
                 lambda o=other: self.act(o, self.schedules[o].peer_progress(server, done)),  # type: ignore[misc]
             )
+
+    # Workers.
+
+    def resize(self, server: int, resource: str, workers: int) -> None:
+        self.workers[server][resource] = workers
+        self.act(server, self.schedules[server].resize(resource, workers))
+
+    @property
+    def tuned(self) -> str:
+        return "dense" if self.cluster.lambdas is None else self.cluster.lambdas.resource
+
+    def note(self, server: int) -> None:
+        """Tell the autotuner's integrals how many tasks run and wait from now on."""
+        schedule, name = self.schedules[server], self.tuned
+        self.integrals[server].note(
+            self.now,
+            cpu_running=schedule.running("cpu"),
+            cpu_ready=schedule.ready("cpu"),
+            dense_running=schedule.running(name),
+            dense_ready=schedule.ready(name),
+        )
+
+    def tune(self, server: int, number: int) -> None:
+        """A round is over: let the autotuner choose the number of workers for the next."""
+        seen = self.integrals[server].take(self.now)
+        if not self.cluster.rounds[number].trains:
+            return
+        decision = self.tuners[server].observe(seen)
+        self.outcome.decisions[server].append(decision)
+        if decision.workers != self.workers[server][self.tuned]:
+            self.resize(server, self.tuned, decision.workers)
 
     # Weights.
 
@@ -464,7 +697,7 @@ class _Simulation:
                 if place < len(self.cluster.groups[self.cluster.rounds[number].kind])
                 else None
             )
-            if group is None or busy[group.resource] >= self.cluster.workers[group.resource]:
+            if group is None or busy[group.resource] >= self.workers[server][group.resource]:
                 continue
             if self.could_run(server, unit, number, place, group, slowest):
                 raise self.fail(f"unit {unit} of server {server} could run {group.name}, and a worker idles")
