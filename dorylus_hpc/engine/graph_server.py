@@ -20,6 +20,7 @@ from dorylus_hpc.engine.recorder import Account
 from dorylus_hpc.engine.registrar import Registrar, pack_results, unpack_results
 from dorylus_hpc.engine.runner import Runner
 from dorylus_hpc.engine.schedule import Epochs, Mode
+from dorylus_hpc.engine.tuning import Tuning
 from dorylus_hpc.engine.weights import Service, Verdict, WeightClient, WeightServer
 from dorylus_hpc.serverless.tasks import DenseTask
 
@@ -131,6 +132,8 @@ class GraphServer:
         On rank 0.
     controller
         Of dense tasks in Lambda, if there is one.
+    tuning
+        Of the number of its workers, if that is not fixed.
     """
 
     def __init__(
@@ -144,10 +147,11 @@ class GraphServer:
         evaluates: bool,
         registrar: Registrar | None,
         controller: Controller | None = None,
+        tuning: Tuning | None = None,
     ) -> None:
         self._runner, self._mailbox, self._service, self._config = runner, mailbox, service, config
         self._server, self._registrar, self._evaluates = server, registrar, evaluates
-        self._lambda = controller
+        self._lambda, self._tuning = controller, tuning
         self._client = WeightClient(mailbox, service)
         self._ended: list[tuple[int, Verdict]] = []  # of each phase: epochs done, what is next
         self._last_flat: np.ndarray | None = None
@@ -363,6 +367,8 @@ class GraphServer:
         self._epoch_began = now
         if self._lambda is not None:
             self._mailbox.send(0, Letters.USAGE, *self._lambda.usage())
+        if self._tuning is not None:
+            self._tuning.end_epoch()
         if self._registrar is not None:
             self._registrar.seconds(epoch, self._account.epoch_seconds[-1])
             self._judge()

@@ -188,10 +188,31 @@ class Loop:
         self._sends: deque[tuple[Line, Send]] = deque()
         self._running: Counter[str] = Counter()
         self._acting = False
+        self._observer: Callable[[int], None] | None = None
 
     def listen(self, mailbox: Mailbox, handle: Callable[[Letter], None]) -> None:
         """Give every letter to `handle`."""
         self._mailbox, self._handle = mailbox, handle
+
+    def observe(self, observer: Callable[[int], None]) -> None:
+        """Call this when tasks of the first line started or ended, with how many of others' workers ended."""
+        self._observer = observer
+
+    @property
+    def threads(self) -> int:
+        """Threads for the work on this server's cores."""
+        return self._executor.threads
+
+    @property
+    def at_cores(self) -> int:
+        """Tasks that run on these threads, or were given to them ahead."""
+        return self._running[CPU]
+
+    def resize(self, line: Line, resource: str, workers: int) -> None:
+        """Use another number of workers of a resource from now on."""
+        self._executor.workers[resource] = workers
+        if line.schedule is not None:
+            self.do(line, line.schedule.resize(resource, workers))
 
     def do(self, line: Line, actions: Sequence[Action]) -> None:
         """Do what a line's schedule wants, and what comes of it."""
@@ -267,15 +288,18 @@ class Loop:
 
     def _take_tasks(self, seconds: float | None) -> int:
         """Wait for the end of a task, and take a few that ended."""
-        count = 0
+        count = elsewhere = 0
         ended = self._executor.wait(seconds)
         while ended is not None:
             line, unit, resource = cast("tuple[Line, int, str]", ended)
             self._running[resource] -= 1
+            elsewhere += line.first and resource != CPU
             assert line.schedule is not None
             self.do(line, line.schedule.task_done(unit))
             count += 1
             ended = self._executor.wait(0) if count < _AT_ONCE else None
+        if self._observer is not None and count:
+            self._observer(elsewhere)
         return count
 
     def _take_messages(self) -> int:

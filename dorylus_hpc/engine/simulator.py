@@ -291,9 +291,7 @@ class _Function:
             heappush(self.warm, max(self.simulation.now, ready_again))
             then()
 
-        self.simulation.later(
-            delay + model.latency, lambda: self.inputs[server].transfer(bytes_in, compute)
-        )
+        self.simulation.later(delay + model.latency, lambda: self.inputs[server].transfer(bytes_in, compute))
 
     def claim(self) -> float | None:
         """Take an environment: seconds until it is started, or None where none is to be had now."""
@@ -334,7 +332,9 @@ class _Simulation:
         self.now = 0.0
         self.workers = [dict(cluster.workers) for _ in self.schedules]
         self.function = None if cluster.lambdas is None else _Function(self, cluster.lambdas)
-        self.tuners = [] if autotuner is None else [autotuner(server) for server in range(len(self.schedules))]
+        self.tuners = (
+            [] if autotuner is None else [autotuner(server) for server in range(len(self.schedules))]
+        )
         self.integrals = [Integrals(cluster.workers.get("cpu", 1), 0.0) for _ in self.tuners]
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.serial = 0

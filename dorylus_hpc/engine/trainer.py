@@ -34,6 +34,7 @@ from dorylus_hpc.engine.registrar import Registrar
 from dorylus_hpc.engine.resources import peak_rss_bytes, threads_per_rank
 from dorylus_hpc.engine.runner import DENSE, Experiment, Runner
 from dorylus_hpc.engine.schedule import Mode
+from dorylus_hpc.engine.tuning import Tuning
 from dorylus_hpc.engine.weights import Service, Verdict, WeightServer, WeightShard
 from dorylus_hpc.errors import InputError
 from dorylus_hpc.graph.feature_norm import ColumnStatistics
@@ -44,11 +45,10 @@ from dorylus_hpc.report.cost import DEFAULT_REGION, Bill, Fleet, load_prices
 from dorylus_hpc.report.metrics import MetricsFile
 from dorylus_hpc.report.progress import Progress
 from dorylus_hpc.report.trace import Tracer, TraceRecord
+from dorylus_hpc.serverless.autotuner import FIRST, Autotuner
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
-
-MOST_AT_FIRST = 100  # Lambda workers a graph server before the autotuner has seen anything, as in the paper
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,6 +141,7 @@ def train(comm: Intracomm, config: TrainConfig, folder: Path, *, progress: bool 
                 evaluates=not plan.evaluated_in_training,
                 registrar=registrar,
                 controller=backend.controller if backend else None,
+                tuning=_tuning(plan, hosted.runner, backend, tracer) if backend else None,
             ).run(account)
             if backend is not None:
                 account.serverless = backend.finish()
@@ -165,13 +166,13 @@ def train(comm: Intracomm, config: TrainConfig, folder: Path, *, progress: bool 
 
 def _gather_records(comm: Intracomm, record: TraceRecord) -> list[TraceRecord] | None:
     """Collect what all ranks saw on rank 0. Collective."""
-    small = comm.gather((record.lanes, record.dropped))
+    small = comm.gather((record.lanes, record.dropped, record.notes))
     arrays = gather_arrays(comm, [record.tasks, record.sent, record.arrived])
     if small is None or arrays is None:
         return None
     return [
-        TraceRecord(found[0], found[1], found[2], lanes, dropped)
-        for found, (lanes, dropped) in zip(arrays, small, strict=True)
+        TraceRecord(found[0], found[1], found[2], lanes, dropped, notes)
+        for found, (lanes, dropped, notes) in zip(arrays, small, strict=True)
     ]
 
 
@@ -289,8 +290,18 @@ def _lambda_backend(plan: Plan, servers: Intracomm, stack: ExitStack, bill: Bill
     if config.backend == "cpu" or not plan.roles.is_graph_server:
         return None
     intervals = len(plan.placement.hosted(plan.roles.rank)) * config.intervals
-    workers = config.workers or min(intervals, MOST_AT_FIRST, config.max_workers)
+    workers = config.workers or min(intervals, FIRST, config.max_workers)
     return stack.enter_context(LambdaBackend(servers, config, workers=workers, prices=bill.prices))
+
+
+def _tuning(plan: Plan, runner: Runner, backend: LambdaBackend, tracer: Tracer) -> Tuning | None:
+    config = plan.config
+    if config.workers:
+        return None
+    intervals = sum(len(cut) for cut in runner.intervals.values())
+    lead = config.staleness if config.mode == "async" else 0
+    tuner = Autotuner(intervals, config.max_workers, lead=lead)
+    return Tuning(runner.loop, runner.training, backend.controller, tuner, tracer)
 
 
 def _executor(plan: Plan, backend: LambdaBackend | None) -> Executor:

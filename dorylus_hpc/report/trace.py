@@ -92,6 +92,8 @@ class TraceRecord:
         Names of the lanes, by number.
     dropped
         Events beyond the limit.
+    notes
+        What was decided: seconds from the origin, of what, its value from then on, and why.
     """
 
     tasks: np.ndarray
@@ -99,6 +101,7 @@ class TraceRecord:
     arrived: np.ndarray
     lanes: tuple[str, ...]
     dropped: int
+    notes: tuple[tuple[float, str, float, str], ...] = ()
 
 
 class Tracer:
@@ -120,6 +123,7 @@ class Tracer:
         self._events: list[tuple[Any, ...]] = []
         self._lanes: dict[str, int] = {}
         self._dropped = 0
+        self._notes: list[tuple[float, str, float, str]] = []
         self._lock = threading.Lock()
 
     def lane(self, name: str) -> int:
@@ -192,6 +196,11 @@ class Tracer:
         """Note that a ghost block arrived at this rank; parameters as for `sent`."""
         self._add((False, at, table, part, interval, number, evaluation))
 
+    def note(self, at: float, what: str, value: float, reason: str) -> None:
+        """Note a decision: what has which value from now on, and why. These are few, and all are kept."""
+        with self._lock:
+            self._notes.append((at - self._origin, what, value, reason))
+
     def _add(self, event: tuple[Any, ...]) -> None:
         # Threads that look at the length at the same time add a few too many; `record` takes them off.
         if len(self._events) < self._limit:
@@ -204,6 +213,7 @@ class Tracer:
         """Return what has been noted so far."""
         with self._lock:
             events, dropped, lanes = self._events[:], self._dropped, tuple(self._lanes)
+            notes = tuple(self._notes)
         dropped += max(0, len(events) - self._limit)
         del events[self._limit :]
         tasks = np.array([event for event in events if len(event) == _TASK_FIELDS], dtype=_TASK)
@@ -212,7 +222,7 @@ class Tracer:
         arrived = np.array([event[1:] for event in blocks if not event[0]], dtype=_BLOCK)
         for times in (tasks["begin"], tasks["end"], sent["at"], arrived["at"]):
             times -= self._origin
-        return TraceRecord(tasks, sent, arrived, lanes, dropped)
+        return TraceRecord(tasks, sent, arrived, lanes, dropped, notes)
 
 
 # ---- overlap
@@ -357,6 +367,7 @@ def _events(records: Sequence[TraceRecord], roles: Sequence[str]) -> Iterator[st
     for rank, (record, role) in enumerate(zip(records, roles, strict=True)):
         yield from _names(rank, record, role)
         yield from _task_slices(rank, record, origin)
+        yield from _decisions(rank, record, origin)
         in_flight = np.full(len(record.arrived), np.nan)
         known = matches[rank] >= 0
         in_flight[known] = record.arrived["at"][known] - sent["at"][matches[rank][known]]
@@ -364,6 +375,15 @@ def _events(records: Sequence[TraceRecord], roles: Sequence[str]) -> Iterator[st
         yield from _block_slices(rank, _sent_lane(record), record.sent, left[rank], unknown)
         yield from _block_slices(rank, _arrived_lane(record), record.arrived, came[rank], in_flight)
     yield from _arrows(records, matches, [begin for begin, _ in left], [begin for begin, _ in came])
+
+
+def _decisions(rank: int, record: TraceRecord, origin: int) -> Iterator[str]:
+    """A curve of each value that was decided, and a mark with the reason at each decision."""
+    for at, what, value, reason in record.notes:
+        microseconds = (round(at * 1e9) - origin) / 1000
+        head = {"pid": rank, "tid": 0, "ts": microseconds, "name": what}
+        yield json.dumps(head | {"ph": "C", "args": {what: value}})
+        yield json.dumps(head | {"ph": "i", "s": "p", "args": {"value": value, "reason": reason}})
 
 
 def _sent_lane(record: TraceRecord) -> int:
