@@ -88,7 +88,7 @@ class LambdaAccount:
 
     Attributes
     ----------
-    invocations, retries, throttles, timeouts, failures, fallbacks, tasks
+    tasks, invoked, invocations, retries, throttles, timeouts, failures, fallbacks
         As in `dispatcher.Counters`.
     concurrency
         The most invocations in flight at once.
@@ -109,6 +109,7 @@ class LambdaAccount:
     """
 
     tasks: int = 0
+    invoked: int = 0
     invocations: int = 0
     retries: int = 0
     throttles: int = 0
@@ -352,11 +353,10 @@ class Controller:
                 heappush(self._lanes, lane)
             self._busy -= 1
             self._note(invocation, elapsed, called=bool(token))
-            actions = self._dispatcher.returned(
-                time.perf_counter(), action.attempt, invocation.result, invocation.message
-            )
-            if self._settings.budget and self._spent() >= self._settings.budget:
-                actions += self._dispatcher.stop(time.perf_counter(), "the budget is spent")
+            now, actions = time.perf_counter(), []
+            if self._settings.budget and self._spent() >= self._settings.budget:  # before a place is free
+                actions += self._dispatcher.stop(now, "the budget is spent")
+            actions += self._dispatcher.returned(now, action.attempt, invocation.result, invocation.message)
             self._do(actions)
 
     def _describe(self, task: DenseTask, token: str) -> bytes:

@@ -125,7 +125,7 @@ class Invoker:
                 aws_secret_access_key=account.secret_key or None,
                 config=config,
             )
-        except BotoCoreError as error:
+        except (BotoCoreError, ValueError) as error:  # ValueError: an endpoint that is no URL
             raise InputError(f"Lambda function {account.function}: {_one_line(error)}") from error
 
     def check(self) -> Mapping[str, Any]:
