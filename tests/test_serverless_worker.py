@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dorylus_hpc.serverless.attempts import Attempts
 from dorylus_hpc.serverless.certificates import Credentials, make_credentials
 from dorylus_hpc.serverless.claim import Claim
 from dorylus_hpc.serverless.tensor_server import Block, TensorServer
@@ -296,6 +297,23 @@ def test_a_kept_connection_that_is_dead_is_replaced(sandbox):
         assert report["seconds"]["connect"] > 0
         job.expect()
         sandbox.close()
+
+
+def test_a_kept_connection_that_is_slow_is_not_tried_again(server, sandbox, monkeypatch):
+    job = Job(server)
+    sandbox.work(job.event(job.offer()))
+    fetch, go_on = Attempts.fetch, threading.Event()
+
+    def slow(*arguments):
+        assert go_on.wait(30)
+        return fetch(*arguments)
+
+    monkeypatch.setattr(Attempts, "fetch", slow)
+    job = Job(server)
+    with pytest.raises(TensorServerError, match="TimeoutError: timed out"):
+        sandbox.work(job.event(job.offer(), seconds=0.1))
+    go_on.set()
+    assert server.statistics.connections == 1
 
 
 def test_nobody_listens(sandbox):
