@@ -135,6 +135,16 @@ def test_a_task(sandbox, credentials: Credentials | None, rows, chunk):
         sandbox.close()
 
 
+def test_tasks_of_other_shapes_in_turn(server, sandbox):
+    """Buffers of the task before are used where they fit only."""
+    for seed, (rows, chunk) in enumerate(
+        [(10, 3), (10, 3), (9, 3), (6, 3), (10, 4), (3, 0), (10, 3), (0, 0)]
+    ):
+        job = Job(server, rows, chunk, seed)
+        assert sandbox.work(job.event(job.offer()))["accepted"]
+        job.expect()
+
+
 def test_the_handler_answers_in_json(server, monkeypatch):
     monkeypatch.setattr(handler, "_calls", iter(range(3)))
     cold = []
