@@ -1,4 +1,4 @@
-"""Whether Lambda changes any number, and whether faults do: trains on the local service and on the CPU back end.
+"""Whether Lambda changes any number: trains on the local service, beside the CPU back end and under faults.
 
     python -m bench.lambda_equality [--only backends faults] [--seeds 20] [--epochs 4]
 

@@ -22,9 +22,9 @@ from dataclasses import replace
 import numpy as np
 import psutil
 import pytest
+from serverless import VERSION_0, assert_adds_up, other_archive
 
 from dorylus_hpc.errors import InputError
-from dorylus_hpc.serverless.archive import link_installed
 from dorylus_hpc.serverless.certificates import make_credentials
 from dorylus_hpc.serverless.controller import Controller, Settings
 from dorylus_hpc.serverless.dispatcher import Result, Rules
@@ -249,13 +249,6 @@ def run_script(fate, credentials, work, **how):
     return calls, account
 
 
-def assert_adds_up(account, tasks):
-    """Assert what must hold between counters at any time."""
-    assert account.tasks == tasks
-    assert account.invocations == account.invoked + account.retries + account.throttles
-    assert tasks - account.fallbacks <= account.invoked <= tasks
-
-
 # ---- results
 
 
@@ -406,16 +399,6 @@ def test_more_workers_than_at_first(credentials):
 # ---- what cannot get better
 
 
-def other_archive(folder, name, text):
-    """An archive in which a file of `lambda_pkg` has another text."""
-    link_installed(folder)
-    path = folder / "lambda_pkg" / name
-    path.unlink()  # a link to ours
-    path.write_text(text)
-    return folder
-
-
-VERSION_0 = 'VERSION = "0"\n'
 RAISES = """
 def handler(event, context=None):
     if event.get("hello"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gc
 import json
 import re
 import time
@@ -191,6 +192,7 @@ class Invoker:
     def close(self) -> None:
         """Close idle connections."""
         self._client.close()
+        gc.collect()  # the frames of a call that broke off are cycles in botocore, and hold its connections
 
     def _refused(self, error: ClientError) -> Invocation:
         code = error.response.get("Error", {}).get("Code", "")
