@@ -314,12 +314,12 @@ def test_another_endpoint_is_as_good_as_another(jobs, three_ranks, with_service)
 
 REFUSALS = {
     "function": "Lambda function nobody cannot be used: .*ResourceNotFoundException.*: Function not found.*",
-    "credentials": "Lambda function dorylus-dense cannot be used: .*UnrecognizedClientException.*",
-    "version": "Lambda function dorylus-dense speaks protocol '0', this version '1': deploy it again .*",
-    "endpoint": "Lambda function dorylus-dense cannot be used: Could not connect to the endpoint URL: .*",
-    "no URL": "Lambda function dorylus-dense: Invalid endpoint: nowhere",
+    "credentials": "Lambda function dorylus-hpc cannot be used: .*UnrecognizedClientException.*",
+    "version": "Lambda function dorylus-hpc speaks protocol '0', this version '1': deploy it again .*",
+    "endpoint": "Lambda function dorylus-hpc cannot be used: Could not connect to the endpoint URL: .*",
+    "no URL": "Lambda function dorylus-hpc: Invalid endpoint: nowhere",
     "port": "--tensor-port [0-9]+: cannot listen there: Address already in use.*",
-    "region": "Lambda function dorylus-dense: You must specify a region.",
+    "region": "Lambda function dorylus-hpc: You must specify a region.",
     "faults": "faults: drop=2.0: a share in .* is needed",
 }
 

@@ -247,9 +247,9 @@ def test_prices_that_are_wrong_end_a_run_before_it_begins(tmp_path):
         "key": ("train", [*common, "c5.large", "--prices", "old.toml"]),
     }
     said = {
-        "unknown": "no price for instance type 'c5n.2xlage' in us-east-1 (near: c5n.2xlarge,",
-        "only with the file": "no price for instance type 'our.own' in us-east-1 (",
-        "region": "no price 'eu-west-1' for the region eu-west-1 in the packaged prices (",
+        "unknown": "--instance-type c5n.2xlage: no price in us-east-1 (near: c5n.2xlarge,",
+        "only with the file": "--instance-type our.own: no price in us-east-1 (",
+        "region": "--region eu-west-1: no prices for it in the packaged prices (",
         "no file": "prices none.toml: cannot be read: ",
         "key": "prices old.toml: unknown key 'date': did you mean 'dated'?",
     }

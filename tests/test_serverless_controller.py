@@ -470,7 +470,7 @@ def test_an_archive_that_does_not_do(credentials, tmp_path, name, text, told):
                 with pytest.raises(InputError, match="speaks protocol '0', this version '1': deploy"):
                     invoker.check()
             elif text == RAISES:
-                assert invoker.check() == {"protocol": "1"}
+                assert invoker.check().answer == {"protocol": "1"}
             else:
                 with pytest.raises(InputError, match="cannot be used: Runtime.ImportModuleError"):
                     invoker.check()
@@ -527,6 +527,8 @@ def test_closing_with_work_under_way_ends(credentials):
     calls = Scripted(lambda number: "late")
     with controlling(calls, credentials, workers=4) as controller:
         work.submit(controller)
+        while calls.fates.total() < 4:  # all of the first wave are called
+            time.sleep(0.01)
         closing = threading.Thread(target=controller.close)
         closing.start()
         calls.over.set()

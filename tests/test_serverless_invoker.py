@@ -118,7 +118,7 @@ def test_what_passes_is_tried_again_before_a_run(stubbed):
     stub.add_client_error("invoke", "TooManyRequestsException", http_status_code=429)
     stub.add_client_error("invoke", "ServiceException", http_status_code=500)
     answer(stub, {"protocol": VERSION, "numpy": "2.0"})
-    assert invoker.check() == {"protocol": VERSION, "numpy": "2.0"}
+    assert invoker.check().answer == {"protocol": VERSION, "numpy": "2.0"}
     stub.assert_no_pending_responses()
 
 

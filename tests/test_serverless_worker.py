@@ -162,8 +162,13 @@ def test_the_handler_answers_in_json(server, monkeypatch):
     handler._sandbox().close()
 
 
-def test_hello():
+@pytest.mark.parametrize(("told", "memory"), [("1769", 1769), ("", None), (None, None)])
+def test_hello(monkeypatch, told, memory):
+    monkeypatch.delenv("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", raising=False)
+    if told is not None:
+        monkeypatch.setenv("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", told)
     assert handler.handler({"hello": True}) == {
+        "memory_mb": memory,
         "protocol": VERSION,
         "python": platform.python_version(),
         "numpy": np.__version__,

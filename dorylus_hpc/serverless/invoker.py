@@ -129,13 +129,13 @@ class Invoker:
         except (BotoCoreError, ValueError) as error:  # ValueError: an endpoint that is no URL
             raise InputError(f"Lambda function {account.function}: {_one_line(error)}") from error
 
-    def check(self) -> Mapping[str, Any]:
+    def check(self) -> Invocation:
         """Call the function once, without work.
 
         Returns
         -------
-        dict
-            Its ``protocol``, ``python``, ``numpy`` and ``machine``.
+        Invocation
+            With the ``protocol``, ``python``, ``numpy``, ``machine`` and ``memory_mb`` of the function.
 
         Raises
         ------
@@ -156,7 +156,7 @@ class Invoker:
                 f"Lambda function {name} speaks protocol {spoken!r}, this version {VERSION!r}: deploy it "
                 "again (python -m dorylus_hpc.deploy up)"
             )
-        return invocation.answer
+        return invocation
 
     def invoke(self, payload: bytes) -> Invocation:
         """Call the function and wait for its answer. Raises nothing."""
