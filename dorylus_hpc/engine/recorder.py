@@ -157,7 +157,9 @@ class Recorder:
 
     def usage(self, rank: int, gb_seconds: float, invocations: int) -> None:
         """Take what a graph server has used of Lambda so far."""
-        self._usage[rank] = (gb_seconds, invocations)
+        # Never less than before: letters are rounded, and an invocation that began may not be made after all.
+        seconds, count = self._usage.get(rank, (0.0, 0))
+        self._usage[rank] = (max(seconds, gb_seconds), max(count, invocations))
 
     def _spend(self) -> Cost:
         """Add the cost since the last call."""
