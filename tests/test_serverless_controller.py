@@ -228,8 +228,11 @@ def invoking(account):
         invoker.close()
 
 
-def run_script(fate, credentials, work, **how):
-    """Do all the work with scripted calls; return the calls and what was counted when all had returned."""
+def run_script(fate, credentials, work, *, uncalled=0, **how):
+    """Do all the work with scripted calls; return the calls and what was counted when all had returned.
+
+    `uncalled` invocations are counted that never become a call.
+    """
     calls = Scripted(fate)
     try:
         with controlling(calls, credentials, **how) as controller:
@@ -243,7 +246,7 @@ def run_script(fate, credentials, work, **how):
         calls.close()
     work.check()
     assert_adds_up(account, len(work.tasks))
-    assert account.invocations == calls.fates.total()
+    assert account.invocations == calls.fates.total() + uncalled
     assert account.throttles == calls.fates["throttle"]
     assert account.duplicates_refused == calls.refused
     return calls, account
@@ -397,6 +400,23 @@ def test_more_workers_than_at_first(credentials):
 
 
 # ---- what cannot get better
+
+
+@pytest.mark.parametrize("what", ["inputs", "program"])
+def test_a_task_that_cannot_travel_is_done_here(credentials, what):
+    told = []
+    work = Work(3)
+    task = work.tasks[1]
+    if what == "inputs":
+        wide = np.repeat(task.inputs["x"], 2, axis=1)[:, ::2]
+        spoiled = {"inputs": dict(task.inputs) | {"x": wide}}
+    else:
+        op = ["softmax_cross_entropy", {"scale": np.float32(0.1)}, *PROGRAM[2][2:]]
+        spoiled = {"program": [*PROGRAM[:2], op, *PROGRAM[3:]]}
+    work.tasks[1] = replace(task, **spoiled)
+    _, account = run_script(lambda number: "work", credentials, work, workers=1, warn=told.append, uncalled=1)
+    assert work.elsewhere == 1 and account.fallbacks == 2
+    assert {"inputs": "ValueError: an input must be C-", "program": "TypeError: "}[what] in told[0]
 
 
 RAISES = """

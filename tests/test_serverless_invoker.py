@@ -113,12 +113,30 @@ def test_an_answer_that_is_none(stubbed, body, error):
     assert invocation.result is Result.FAILED and invocation.message and invocation.answer is None
 
 
-def test_what_passes_is_tried_again_before_a_run(stubbed):
+def test_what_passes_is_tried_again_before_a_run(stubbed, monkeypatch):
+    slept = []
+    monkeypatch.setattr("dorylus_hpc.serverless.invoker.time.sleep", slept.append)
     invoker, stub = stubbed
-    stub.add_client_error("invoke", "TooManyRequestsException", http_status_code=429)
-    stub.add_client_error("invoke", "ServiceException", http_status_code=500)
+    for _ in range(7):  # an earlier run may still have the function's concurrency
+        stub.add_client_error("invoke", "TooManyRequestsException", http_status_code=429)
+    for _ in range(4):
+        stub.add_client_error("invoke", "ServiceException", http_status_code=500)
     answer(stub, {"protocol": VERSION, "numpy": "2.0"})
     assert invoker.check().answer == {"protocol": VERSION, "numpy": "2.0"}
+    stub.assert_no_pending_responses()
+    assert len(slept) == 11 and sum(slept) < 20
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "calls"), [("TooManyRequestsException", 429, 8), ("Other", 500, 5)]
+)
+def test_what_does_not_pass_is_told_before_a_run(stubbed, monkeypatch, code, status, calls):
+    monkeypatch.setattr("dorylus_hpc.serverless.invoker.time.sleep", lambda seconds: None)
+    invoker, stub = stubbed
+    for _ in range(calls):
+        stub.add_client_error("invoke", code, http_status_code=status)
+    with pytest.raises(InputError, match=f"^Lambda function dense cannot be used: .*{code}"):
+        invoker.check()
     stub.assert_no_pending_responses()
 
 

@@ -354,16 +354,20 @@ class Controller:
         token = ""
         if not self._closing and not claim.taken:
             running.began, running.lane = began, f"lambda_{lane}"
-            token = self._server.offer(
-                [Block(array, name in task.rows) for name, array in task.inputs.items()],
-                list(task.buffers.values()),
-                task.chunk,
-                claim,
-            )
-            running.tokens.add(token)
-            invocation = self._calls.invoke(self._describe(task, token))
-            self._server.withdraw(token)
-            running.tokens.discard(token)
+try:
+                token = self._server.offer(
+                    [Block(array, name in task.rows) for name, array in task.inputs.items()],
+                    list(task.buffers.values()),
+                    task.chunk,
+                    claim,
+                )
+                running.tokens.add(token)
+                invocation = self._calls.invoke(self._describe(task, token))
+            except Exception as error:  # a task that cannot travel: a thread that died would say so to nobody
+                invocation = Invocation(Result.FATAL, f"{type(error).__name__}: {error}")
+            if token:
+                self._server.withdraw(token)
+                running.tokens.discard(token)
         elapsed = time.perf_counter() - began
         with self._lock:
             if lane >= 0:

@@ -142,11 +142,11 @@ class Invoker:
         InputError
             It can't be called, fails, or speaks another protocol.
         """
-        for pause in (0.2, 0.5, 1.0, 2.0, 0.0):
-            invocation = self.invoke(b'{"hello": true}')
-            if invocation.result in (Result.DONE, Result.FATAL):
+        pauses = {Result.FAILED: [0.2, 0.5, 1.0, 2.0], Result.THROTTLED: [0.2, 0.5, 1.0, 2.0, 4.0, 4.0, 4.0]}
+        while (invocation := self.invoke(b'{"hello": true}')).result in pauses:
+            if not pauses[invocation.result]:
                 break
-            time.sleep(pause)
+            time.sleep(pauses[invocation.result].pop(0))
         name = self._account.function
         if invocation.result is not Result.DONE or invocation.answer is None:
             raise InputError(f"Lambda function {name} cannot be used: {invocation.message}")
