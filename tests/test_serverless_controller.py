@@ -132,13 +132,14 @@ class Scripted:
         self._fate, self._numbers = fate, itertools.count()
         self._local, self._sandboxes = threading.local(), []
         self.fates, self.refused = Counter(), 0
-        self.over = threading.Event()
+        self.over, self.begun = threading.Event(), queue.SimpleQueue()
         self._lock = threading.Lock()
 
     def invoke(self, payload):
         with self._lock:
             fate = self._fate(next(self._numbers))
             self.fates[fate] += 1
+        self.begun.put(fate)
         return getattr(self, f"_{fate}")(json.loads(payload))
 
     def close(self):
@@ -389,6 +390,8 @@ def test_more_workers_than_at_first(credentials):
     calls = Scripted(lambda number: "late" if number < 2 else "work")
     with controlling(calls, credentials, workers=2) as controller:
         work.submit(controller)
+        for _ in range(2):
+            calls.begun.get(timeout=HANGS)
         assert work.ended.empty()
         controller.limit(3)
         work.wait(1)
@@ -547,6 +550,8 @@ def test_closing_with_work_under_way_ends(credentials):
     calls = Scripted(lambda number: "late")
     with controlling(calls, credentials, workers=4) as controller:
         work.submit(controller)
+        for _ in range(4):
+            calls.begun.get(timeout=HANGS)
         closing = threading.Thread(target=controller.close)
         closing.start()
         calls.over.set()
