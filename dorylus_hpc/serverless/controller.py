@@ -354,7 +354,7 @@ class Controller:
         token = ""
         if not self._closing and not claim.taken:
             running.began, running.lane = began, f"lambda_{lane}"
-try:
+            try:
                 token = self._server.offer(
                     [Block(array, name in task.rows) for name, array in task.inputs.items()],
                     list(task.buffers.values()),
