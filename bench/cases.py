@@ -225,24 +225,17 @@ def _with_loops(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
 
 
 def gather_adjoint(inputs: Inputs) -> Case:
-    """The adjoint over the matrix itself; and, as all peers but SciPy do it, over the transposed one."""
+    """The adjoint with the transpose made before, as all peers but SciPy have it; and without."""
     graph, pattern, d_out, d_x = inputs.graph, inputs.pattern, inputs.x, inputs.out
+    transposed = ck.transpose_csr(*pattern, n_cols=graph.n, num_threads=2)
     indptr, indices, _ = graph.transposed
     check = checking.gathered(indptr, indices, None, d_out)
-    ours = [
-        Candidate(
-            "auto",
-            lambda threads: ck.gather_adjoint(
-                *pattern, None, d_out, d_x, n_sources=graph.n, num_threads=threads, validate=False
-            ),
-            check,
-        ),
-        Candidate(
-            "transposed",
-            lambda threads: ck.gather(indptr, indices, None, d_out, d_x, num_threads=threads, validate=False),
-            check,
-        ),
-    ]
+
+    def adjoint(given: ck.Transposed | None) -> Callable[[int], Any]:
+        options = {"n_sources": graph.n, "transposed": given, "validate": False}
+        return lambda threads: ck.gather_adjoint(*pattern, None, d_out, d_x, num_threads=threads, **options)
+
+    ours = [Candidate(MAIN, adjoint(transposed), check), Candidate("no transpose", adjoint(None), check)]
     runs = Matrix(inputs.peers, indptr, indices, graph.n).products(d_out)
     if inputs.peers.has("scipy"):
         matrix = sp.csr_array((np.ones(graph.nnz, np.float32), *pattern[::-1]), shape=(graph.n,) * 2)

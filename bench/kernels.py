@@ -30,6 +30,8 @@ How to read the table:
   line of gather_sum); "auto, new" makes its result anew, as peers do. "rows" and "tiles" force a layout of
   the same row-major features: in "tiles" the copy into tiles counts. In "Tiles" the features are `Tiles`,
   made before; in "bf16 ..." they are stored as bfloat16.
+- In gather_adjoint "auto" is given the transposed matrix, made before and not counted, as PyTorch and DGL
+  are. "no transpose" has the matrix alone, as SciPy has: what a call costs where nothing was prepared.
 - "x peer" is how many times faster than the fastest peer with as many threads; SciPy and NumPy use one thread
   whatever they are given. So the geometric mean at the end compares "auto" with the most threads with peers
   that use as many, or one.

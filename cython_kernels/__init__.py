@@ -39,11 +39,12 @@ from .graph_attention import (
 from .layout import Tiles, choose_layout, from_tiles, to_tiles
 from .loss import softmax_cross_entropy
 from .rows import pack_rows, scatter_add_rows, unpack_rows
-from .transpose import transpose_csr
+from .transpose import Transposed, transpose_csr
 
 __all__ = [
     "AttentionSaved",
     "Tiles",
+    "Transposed",
     "attention",
     "attention_adjoint",
     "attention_saved",

@@ -57,5 +57,24 @@ def gather_adjoint(
     level: int,
     num_threads: int,
 ) -> None: ...
+def gather_transposed(
+    indptr: IntArray,
+    indptr_t: IntArray,
+    indices_t: IntArray,
+    values_t: FloatArray,
+    d_out: FloatArray,
+    d_x: FloatArray,
+    row_scale: FloatArray,
+    source_scale: FloatArray,
+    self_weight: float,
+    mean: bool,
+    accumulate: bool,
+    stream: bool,
+    start: int,
+    stop: int,
+    scratch: FloatArray,
+    level: int,
+    num_threads: int,
+) -> None: ...
 def to_bfloat16(x: FloatArray, out: IntArray, level: int, num_threads: int) -> None: ...
 def from_bfloat16(x: IntArray, out: FloatArray, level: int, num_threads: int) -> None: ...

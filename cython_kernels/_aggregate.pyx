@@ -10,8 +10,8 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
 from ._gather cimport (
-    HUB, Adjoint, Gather, GatherMax, adjoint_strip, convert, fill_tile, gather_finish, gather_max_rows,
-    gather_piece, gather_rows,
+    HUB, Adjoint, Gather, GatherMax, Turned, adjoint_scatter, convert, fill_tile, gather_finish,
+    gather_max_rows, gather_piece, gather_rows, gradient_tile, turned_rows,
 )
 from ._types cimport cut, pieces, real_t, stored_t
 from ._work cimport DORYLUS_BOUNDS_CHECK, LEAST_WORK, PIECES, check_reads, row_of_work, work
@@ -21,6 +21,7 @@ cdef extern from *:
 
 cdef enum:
     STRIP = 16  # columns below which the adjoint is not cut further
+    RANGE = 64  # rows below which a range of the adjoint is not cut further
     SHARES = 8  # a thread shares rows of more than this part of its work
     GROUP = 64  # pieces of a hub that are summed at a time
 
@@ -312,12 +313,15 @@ def gather_adjoint(
     int level,
     int num_threads,
 ):
-    """Threads take strips of columns: rows of `d_x` are shared by many rows, columns by none."""
+    """Threads take ranges of the rows of `d_x`, each reading all entries; or strips of columns, if it has few rows.
+
+    So no two of them meet, and what is added to a row is added in the order of rows and entries.
+    """
     cdef Adjoint[real_t] g
-    cdef Py_ssize_t k
+    cdef Py_ssize_t k, ranges, strips
     cdef Py_ssize_t f = d_x.shape[1]
     cdef Py_ssize_t n = d_x.shape[0]
-    cdef Py_ssize_t strips = pieces((f + STRIP - 1) // STRIP, num_threads)
+    cdef int threads
     if f == 0 or n == 0:
         return
     if DORYLUS_BOUNDS_CHECK:
@@ -332,11 +336,120 @@ def gather_adjoint(
     g.source_scale = &source_scale[0] if source_scale.shape[0] > 0 else NULL
     g.self_weight = <real_t>self_weight
     g.mean = mean
+    threads = <int>min(<Py_ssize_t>num_threads, (work(g.indptr, stop) - work(g.indptr, start)) // LEAST_WORK + 1)
+    ranges = pieces(n // RANGE, threads)
+    strips = pieces((f + STRIP - 1) // STRIP, threads)
+    if ranges >= strips:
+        strips = 1
+    else:
+        ranges = 1
     if not accumulate:
         for k in prange(n, nogil=True, schedule="static", num_threads=num_threads):
             memset(&d_x[k, 0], 0, f * sizeof(real_t))
-    for k in prange(strips, nogil=True, schedule="static", num_threads=num_threads):
-        adjoint_strip(level, g, start, stop, cut(f, strips, k), cut(f, strips, k + 1))
+    for k in prange(strips * ranges, nogil=True, schedule="static", num_threads=threads):
+        adjoint_scatter(
+            level, g, start, stop, cut(f, strips, k // ranges), cut(f, strips, k // ranges + 1),
+            cut(n, ranges, k % ranges), cut(n, ranges, k % ranges + 1), ranges > 1,
+        )
+
+
+def gather_transposed(
+    const int64_t[::1] indptr,
+    const int64_t[::1] indptr_t,
+    const int32_t[::1] indices_t,
+    const real_t[::1] values_t,
+    const real_t[:, ::1] d_out,
+    real_t[:, ::1] d_x,
+    const real_t[::1] row_scale,
+    const real_t[::1] source_scale,
+    double self_weight,
+    bint mean,
+    bint accumulate,
+    bint stream,
+    Py_ssize_t start,
+    Py_ssize_t stop,
+    real_t[:, ::1] scratch,
+    int level,
+    int num_threads,
+):
+    """The adjoint over the transpose, the same bits as `gather_adjoint`; `values_t` are times `source_scale`.
+
+    A scratch tile is needed where rows of `d_out` have factors: they are multiplied as they are copied.
+    """
+    cdef Turned[real_t] g
+    cdef Py_ssize_t column = 0
+    cdef Py_ssize_t f = d_x.shape[1]
+    cdef const int64_t* degrees = &indptr[0] if mean else NULL
+    cdef real_t* tile
+    if f == 0 or d_x.shape[0] == 0:
+        return
+    tile = &scratch[0, 0] if scratch.shape[0] > 0 else NULL
+    if DORYLUS_BOUNDS_CHECK:
+        check_reads(indptr_t, indices_t, d_out.shape[0], 0, d_x.shape[0])
+    g.indptr = &indptr_t[0]
+    g.indices = &indices_t[0] if indices_t.shape[0] > 0 else NULL
+    g.nnz = indices_t.shape[0]
+    g.values = &values_t[0] if values_t.shape[0] > 0 else NULL
+    g.stride = f
+    g.row_scale = &row_scale[0] if row_scale.shape[0] > 0 else NULL
+    g.scale = &source_scale[0] if source_scale.shape[0] > 0 else NULL
+    g.self_weight = <real_t>self_weight
+    g.low = start
+    g.high = stop
+    g.cut = stop - start < d_out.shape[0]
+    g.accumulate = accumulate
+    while column < f:
+        g.d_out = &d_out[0, column] if d_out.shape[0] > 0 else NULL
+        g.d_x = &d_x[0, column]
+        g.x = g.d_out
+        g.x_stride = f
+        g.columns = f - column
+        with nogil:
+            if tile != NULL:
+                g.columns = min(<Py_ssize_t>g.columns, scratch.shape[1])
+                fill_gradient(&g, degrees, tile, scratch.shape[1], start, stop, level, num_threads)
+                g.x = tile
+                g.x_stride = scratch.shape[1]
+            g.stream = stream and not accumulate and is_whole_lines(
+                <uintptr_t>g.d_x, f * sizeof(real_t), g.columns * sizeof(real_t)
+            )
+            turned_all_rows(&g, d_x.shape[0], level, num_threads)
+        column += g.columns
+
+
+cdef int fill_gradient(
+    Turned[real_t]* g,
+    const int64_t* degrees,
+    real_t* tile,
+    Py_ssize_t tile_columns,
+    Py_ssize_t start,
+    Py_ssize_t stop,
+    int level,
+    int num_threads,
+) except -1 nogil:
+    """Copy some columns of the rows that contribute into the scratch tile, with their factors."""
+    cdef Py_ssize_t k
+    cdef Py_ssize_t parts = pieces(stop - start, num_threads)
+    for k in prange(parts, schedule="static", num_threads=num_threads):
+        gradient_tile(
+            level, g.x, g.x_stride, g.columns, g.row_scale, degrees, tile, tile_columns,
+            start + cut(stop - start, parts, k), start + cut(stop - start, parts, k + 1),
+        )
+    return 0
+
+
+cdef int turned_all_rows(Turned[real_t]* g, Py_ssize_t rows, int level, int num_threads) except -1 nogil:
+    """Cut the rows into pieces of equal work."""
+    cdef Py_ssize_t k
+    cdef Py_ssize_t all_work = work(g.indptr, rows)
+    cdef int threads = <int>min(<Py_ssize_t>num_threads, all_work // LEAST_WORK + 1)
+    cdef Py_ssize_t n_pieces = min(threads * PIECES, all_work // LEAST_WORK + 1) if threads > 1 else 1
+    for k in prange(n_pieces, schedule="dynamic", num_threads=threads):
+        turned_rows(
+            level, g[0], row_of_work(g.indptr, 0, rows, cut(all_work, n_pieces, k)),
+            row_of_work(g.indptr, 0, rows, cut(all_work, n_pieces, k + 1)),
+        )
+    return 0
 
 
 def to_bfloat16(const float[::1] x, uint16_t[::1] out, int level, int num_threads):

@@ -50,12 +50,38 @@ cdef extern from "simd/gather.hpp" namespace "dorylus" nogil:
         A self_weight
         bint mean
 
+    cdef cppclass Turned[A]:
+        const int64_t* indptr
+        const int32_t* indices
+        int64_t nnz
+        const A* values
+        const A* x
+        int64_t x_stride
+        const A* d_out
+        A* d_x
+        int64_t stride
+        int64_t columns
+        const A* row_scale
+        const A* scale
+        A self_weight
+        int64_t low
+        int64_t high
+        bint cut
+        bint accumulate
+        bint stream
+
     void gather_rows[S, A](int level, const Gather[S, A]& g, int64_t start, int64_t stop, int64_t longest)
     void gather_piece[S, A](int level, const Gather[S, A]& g, int64_t first, int64_t last, A* part)
     void gather_finish[S, A](int level, const Gather[S, A]& g, int64_t row, const A* total)
     void gather_max_rows[S, A](int level, const GatherMax[S, A]& g, int64_t start, int64_t stop)
-    void adjoint_strip[A](
-        int level, const Adjoint[A]& g, int64_t start, int64_t stop, int64_t left, int64_t right
+    void adjoint_scatter[A](
+        int level, const Adjoint[A]& g, int64_t start, int64_t stop, int64_t left, int64_t right,
+        int64_t low, int64_t high, bint sift,
+    )
+    void turned_rows[A](int level, const Turned[A]& g, int64_t start, int64_t stop)
+    void gradient_tile[A](
+        int level, const A* x, int64_t x_stride, int64_t columns, const A* scale, const int64_t* indptr,
+        A* tile, int64_t tile_columns, int64_t start, int64_t stop,
     )
     void fill_tile[S, A](
         int level, const S* x, int64_t x_stride, int64_t columns, const A* scale, S* tile, int64_t tile_columns,

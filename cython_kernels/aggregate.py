@@ -26,8 +26,15 @@ from .bfloat16 import sum_dtype
 from .checks import FloatArray, IntArray
 from .layout import LAYOUTS, Tiles, choose_layout, empty, last_level_cache, tile_columns
 from .matrices import Matrix, Result
+from .transpose import Transposed, check_transposed, transpose_rows, values_of
 
 MAX_COLUMNS = 2**31  # indices are int32
+FACTOR_LINES = 8  # cache lines of columns that are multiplied by their factors at a time
+# For gather_adjoint without a transpose to make one: bytes of a row of the result (if entries have values),
+# and entries such a row.
+LEAST_ROW = 512
+LEAST_VALUED_ROW = 768
+LEAST_ENTRIES = 4
 
 
 def check_csr(indptr: IntArray, indices: IntArray, data: FloatArray | None = None, *, n_cols: int) -> None:
@@ -303,19 +310,29 @@ def gather_adjoint(
     mean: bool = False,
     accumulate: bool = False,
     rows: tuple[int, int] | None = None,
+    transposed: Transposed | None = None,
     num_threads: int = 1,
     validate: bool = True,
 ) -> FloatArray:
     """Apply the transpose of `gather` over the same CSR matrix: the gradient of `x` from that of `out`.
 
     O((nnz + n_rows + n_sources) f) time. Every entry adds to the row of its source, in the order of rows and
-    entries. Threads split the columns and so never meet, in strips of about 16: no more than ceil(f / 16) of
-    them have work, and with up to 16 columns more than one thread does not help. Where the transposed matrix
-    is at hand, `gather` over that one is faster (`transpose_csr` makes it, and tells how scales carry over).
+    entries: the same bits with `transposed` and without, with any threads, and for one call or several that
+    accumulate over following `rows`.
+
+    Give `transposed` where the matrix is used more than once: rows are then read, by tiles where
+    `choose_layout` says so, and not added to, which is up to three times faster. Values, if there are any,
+    are put into its order in every call: O(nnz) memory. So are, by pieces of columns, rows of `d_out` that
+    have factors (`row_scale`, `mean`) or are read by tiles: 64 to 512 bytes a row. A row of the result is one
+    thread's: more threads do not help where one source has most of the entries.
+
+    Without it, threads split the sources, and each reads all of `indices`. Where the result is larger than
+    the caches and 128 float32 wide (192 with values), the matrix is transposed within the call, with
+    8 n_sources bytes a thread and 4 to 12 nnz bytes of memory.
 
     Parameters
     ----------
-    indptr, indices, data, row_scale, source_scale, self_weight, mean, validate
+    indptr, indices, data, row_scale, source_scale, self_weight, mean
         As they were given to `gather`; n_cols is `n_sources`.
     d_out
         float32 or float64 [n_rows, f].
@@ -327,8 +344,13 @@ def gather_adjoint(
         Add to `d_x`, which must then be given, instead of overwriting all of it.
     rows
         (start, stop): only these rows of `d_out` contribute. None: all.
+    transposed
+        ``transpose_csr(indptr, indices, n_cols=n_sources)``, or None.
     num_threads
-        Threads over strips of columns, at most ceil(f / 16) of them.
+        Threads over ranges of sources; over strips of 16 columns if there are few sources.
+    validate
+        False skips the check of every entry, for a matrix that passed `check_csr` before, and for what
+        `transpose_csr` made of it: to check that, with random reads, may take longer than to use it.
 
     Returns
     -------
@@ -345,19 +367,74 @@ def gather_adjoint(
     n_rows = _check_matrix(indptr, indices, data, d_out.dtype, n_sources, validate)
     checks.array("d_out", d_out, checks.FLOATS, (n_rows, None))
     start, stop = checks.row_range(rows, n_rows)
-    scales = _check_scales(row_scale, source_scale, self_weight, d_out.dtype, n_rows, n_sources)
+    row_factors, source_factors, self_weight = _check_scales(
+        row_scale, source_scale, self_weight, d_out.dtype, n_rows, n_sources
+    )
     if d_x is None and accumulate:
         raise ValueError("accumulate=True adds to d_x, got d_x=None")
-    result = checks.output("d_x", d_x, d_out.dtype, (n_sources, d_out.shape[1]))
+    threads = checks.threads(num_threads)
+    inputs: dict[str, object] = {}
+    if transposed is not None:
+        check_transposed(transposed, indptr, indices, n_sources, threads, validate)
+        inputs = {f"transposed.{name}": array for name, array in transposed._asdict().items()}
+    result = (
+        empty((n_sources, d_out.shape[1]), d_out.dtype)
+        if d_x is None
+        else checks.output("d_x", d_x, d_out.dtype, (n_sources, d_out.shape[1]))
+    )
     checks.apart(
         "d_x", result, d_out=d_out, data=data, indptr=indptr, indices=indices,
-        row_scale=row_scale, source_scale=source_scale,
+        row_scale=row_scale, source_scale=source_scale, **inputs,
     )  # fmt: skip
-    _aggregate.gather_adjoint(
-        indptr, indices, _values(data, d_out.dtype), d_out, result, *scales,
-        bool(mean), bool(accumulate), start, stop, dispatch.level(), checks.threads(num_threads),
+    values = _values(data, d_out.dtype)
+    if transposed is not None:
+        turned = transposed.indptr, transposed.indices, values_of(transposed, values, source_factors, threads)
+    elif n_rows <= MAX_COLUMNS and _pays_to_transpose(
+        int(indptr[stop] - indptr[start]), result, len(values) > 0
+    ):
+        turned = transpose_rows(indptr, indices, values, source_factors, (start, stop), n_sources, threads)
+    else:
+        _aggregate.gather_adjoint(
+            indptr, indices, values, d_out, result, row_factors, source_factors, self_weight,
+            bool(mean), bool(accumulate), start, stop, dispatch.level(), threads,
+        )  # fmt: skip
+        return result
+    factors = bool(mean) or len(row_factors) > 0
+    scratch = _gradient_scratch(*turned[:2], d_out, factors, (start, stop) == (0, n_rows))
+    stream = scratch.size > 0 and result.nbytes > last_level_cache()
+    _aggregate.gather_transposed(
+        indptr, *turned, d_out, result, row_factors, source_factors, self_weight,
+        bool(mean), bool(accumulate), stream, start, stop, scratch, dispatch.level(), threads,
     )  # fmt: skip
     return result
+
+
+def _pays_to_transpose(entries: int, d_x: FloatArray, valued: bool) -> bool:
+    """Tell whether to transpose within a call: the bits of the result are the same either way.
+
+    Measured (python -m bench.kernels, uniform and R-MAT graphs): a line of `d_x` that is not in a cache costs
+    0.5 to 1 ns an entry more to add to than one of `d_out` costs to read; transposing costs 4 to 5 ns an
+    entry, 6 to 7 with its value, and threads share either. A row that is longer than a few lines
+    repays it.
+    """
+    return (
+        d_x.nbytes > last_level_cache()
+        and d_x.shape[1] * d_x.itemsize >= (LEAST_VALUED_ROW if valued else LEAST_ROW)
+        and entries >= LEAST_ENTRIES * d_x.shape[0]
+    )
+
+
+def _gradient_scratch(
+    indptr: IntArray, indices: IntArray, d_out: FloatArray, factors: bool, whole: bool
+) -> FloatArray:
+    """Make a tile to read `d_out` from, if it is to be read by tiles or its rows have factors."""
+    if whole and choose_layout(indptr, indices, d_out.shape, d_out.dtype) == "tiles":
+        columns = tile_columns(d_out.dtype)
+    elif factors:
+        columns = min(d_out.shape[1], FACTOR_LINES * tile_columns(d_out.dtype))
+    else:
+        return np.empty((0, 0), d_out.dtype)
+    return empty((d_out.shape[0], columns), d_out.dtype)
 
 
 def _check_matrix(

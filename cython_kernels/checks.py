@@ -159,13 +159,13 @@ def csr_layout(indptr: object, indices: object) -> int:
     return len(starts) - 1
 
 
-def monotone(indptr: IntArray) -> None:
+def monotone(indptr: IntArray, name: str = "indptr") -> None:
     """Refuse row starts that decrease. O(rows)."""
     falls = indptr[1:] < indptr[:-1]
     if falls.any():
         at = int(falls.argmax())
         raise ValueError(
-            f"indptr must not decrease, got indptr[{at}] = {indptr[at]}, indptr[{at + 1}] = {indptr[at + 1]}"
+            f"{name} must not decrease, got {name}[{at}] = {indptr[at]}, {name}[{at + 1}] = {indptr[at + 1]}"
         )
 
 

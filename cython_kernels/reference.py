@@ -19,6 +19,7 @@ from .checks import Bfloat16Array, FloatArray, IntArray, StoredArray
 from .graph_attention import AttentionSaved
 from .layout import Tiles
 from .matrices import Matrix, Result
+from .transpose import Transposed
 
 Uint64Array = npt.NDArray[np.uint64]
 LOW = np.uint64(0xFFFFFFFF)
@@ -193,10 +194,11 @@ def gather_adjoint(
     mean: bool = False,
     accumulate: bool = False,
     rows: tuple[int, int] | None = None,
+    transposed: Transposed | None = None,
     num_threads: int = 1,
     validate: bool = True,
 ) -> FloatArray:
-    """Twin of `cython_kernels.gather_adjoint`: the matrix of `gather`, transposed."""
+    """Twin of `cython_kernels.gather_adjoint`: the matrix of `gather`, transposed here in any case."""
     matrix = _operator(indptr, indices, data, n_sources, row_scale, source_scale, self_weight, mean, rows)
     total: FloatArray = matrix.T @ d_out.astype(np.float64)
     if d_x is None:
@@ -207,13 +209,13 @@ def gather_adjoint(
 
 def transpose_csr(
     indptr: IntArray, indices: IntArray, *, n_cols: int, num_threads: int = 1, validate: bool = True
-) -> tuple[IntArray, IntArray, IntArray]:
+) -> Transposed:
     """Twin of `cython_kernels.transpose_csr`: NumPy's stable sort."""
     entries = np.argsort(indices, kind="stable")
     rows = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
     lengths = np.bincount(indices, minlength=n_cols)
     indptr_t = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    return indptr_t, rows[entries].astype(np.int32), entries
+    return Transposed(indptr_t, rows[entries].astype(np.int32), entries)
 
 
 def pack_rows(

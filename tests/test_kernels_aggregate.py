@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import cython_kernels as ck
-from cython_kernels import reference
+from cython_kernels import aggregate, dispatch, reference
 
 DTYPES = (np.float32, np.float64)
 THREADS = (1, 2, 3)
@@ -121,6 +121,91 @@ def test_adjoint_agrees_with_its_twin(case):
         del options[key]
     bound = error_bound(matrix, d_out, len(indices), transpose=True, **options)
     assert_within(results[0], want, bound + 600 * np.finfo(dtype).eps * (np.abs(want) + np.abs(before)))
+
+
+@pytest.fixture
+def ways(monkeypatch):
+    """Force the ways of an adjoint: whether a call transposes, and how it reads rows over a transpose."""
+
+    def force(pays, layout):
+        monkeypatch.setattr(aggregate, "_pays_to_transpose", lambda *_: pays)
+        monkeypatch.setattr(aggregate, "choose_layout", lambda *_: layout)
+
+    return force
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cases())
+def test_adjoint_is_the_same_bits_every_way(ways, case):
+    """Over a given transpose, over one that the call makes, and without; read by rows or by tiles."""
+    rng, matrix, f, dtype, options, rows, accumulate = case
+    indptr, indices, data, n_cols = matrix
+    d_out = rng.standard_normal((len(indptr) - 1, f)).astype(dtype)
+    before = rng.standard_normal((n_cols, f)).astype(dtype)
+    options |= {"rows": rows, "accumulate": accumulate, "n_sources": n_cols}
+    given_one = ck.transpose_csr(indptr, indices, n_cols=n_cols)
+    ways(False, "rows")
+    want = ck.gather_adjoint(indptr, indices, data, d_out, before.copy(), **options)
+    for layout in ("rows", "tiles"):
+        ways(True, layout)
+        for transposed in (given_one, None):
+            for threads in THREADS:
+                got = ck.gather_adjoint(
+                    indptr, indices, data, d_out, before.copy(), transposed=transposed, num_threads=threads,
+                    **options,
+                )  # fmt: skip
+                np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("f", [1, 7, 16, 48, 300])
+def test_a_large_adjoint_is_the_same_bits_every_way(ways, dtype, f):
+    """Enough entries for all threads and for several blocks; hubs on both sides; all instructions."""
+    rng = np.random.default_rng(f)
+    n_rows, n_cols = 700, 1000
+    lengths = rng.integers(0, 30, n_rows)
+    lengths[5] = 5000
+    indptr, indices, data, _ = make_matrix(rng, lengths, n_cols, dtype, values=True)
+    indices[rng.random(len(indices)) < 0.5] = 900
+    d_out = rng.standard_normal((n_rows, f)).astype(dtype)
+    options = {"n_sources": n_cols, "mean": True, "self_weight": 0.7, "rows": (3, n_rows - 2)}
+    options |= {"source_scale": rng.uniform(0.5, 2, n_cols).astype(dtype)}
+    given_one = ck.transpose_csr(indptr, indices, n_cols=n_cols)
+    ways(False, "rows")
+    want = ck.gather_adjoint(indptr, indices, data, d_out, **options)
+    bound = error_bound(
+        Matrix(indptr, indices, data, n_cols), d_out, len(indices), transpose=True,
+        mean=True, self_weight=0.7, source_scale=options["source_scale"],
+    )  # fmt: skip
+    assert_within(
+        want, reference.gather_adjoint(indptr, indices, data, d_out.astype(np.float64), **options), bound
+    )
+    for level in dispatch.available():
+        with dispatch.using(level):
+            for pays, layout, transposed in [
+                (False, "rows", None),
+                (True, "rows", None),
+                (True, "rows", given_one),
+                (True, "tiles", given_one),
+            ]:
+                ways(pays, layout)
+                for threads in (1, 2, 40):
+                    got = ck.gather_adjoint(
+                        indptr, indices, data, d_out, transposed=transposed, num_threads=threads, **options
+                    )
+                    np.testing.assert_array_equal(got, want)
+
+
+def test_when_a_call_transposes(monkeypatch):
+    """Where rows of the result are long, many entries add to each, and they are not cached."""
+    monkeypatch.setattr(aggregate, "last_level_cache", lambda: 100_000)
+    small, wide = np.zeros((48, 512), np.float32), np.zeros((1000, 128), np.float32)
+    assert aggregate._pays_to_transpose(4000, wide, False)
+    assert not aggregate._pays_to_transpose(4000, wide, True)
+    assert aggregate._pays_to_transpose(4000, wide.astype(np.float64), True)
+    assert not aggregate._pays_to_transpose(3999, wide, False)
+    assert not aggregate._pays_to_transpose(10**9, small, False)
+    assert not aggregate._pays_to_transpose(10**9, np.zeros((1000, 64), np.float32), False)
 
 
 @settings(max_examples=60, deadline=None)

@@ -92,6 +92,11 @@ def test_a_bounds_checked_build_checks_behind_the_doors(bad, threads):
             indptr, index, none, x, out, none, none, 0.0, False, False, 0, 2, 0, threads
         )
     with pytest.raises(IndexError):
+        _aggregate.gather_transposed(
+            indptr, indptr, index, none, x, out, none, none, 0.0, False, False, False, 0, 2, scratch,
+            0, threads,
+        )  # fmt: skip
+    with pytest.raises(IndexError):
         _rows.pack_rows(x[None], index, out, 0, threads)
     with pytest.raises(IndexError):
         _rows.unpack_rows(x, index, out[None], 0, threads)
@@ -111,6 +116,13 @@ def test_a_bounds_checked_build_checks_behind_the_doors(bad, threads):
             indptr, index, np.zeros(3, np.int64), np.zeros(2, np.int32), np.zeros(2, np.int64),
             np.zeros((threads, 2), np.int64),
         )  # fmt: skip
+    with pytest.raises(IndexError):
+        _transpose.transpose_rows(
+            indptr, index, none, none, 0, 2, np.zeros(3, np.int64), np.zeros(2, np.int32), none,
+            np.zeros((threads, 2), np.int64),
+        )  # fmt: skip
+    with pytest.raises(IndexError):
+        _transpose.permute(indptr, index.astype(np.int64), np.ones(2), none, np.empty(2), threads)
     ids, masks = np.empty(0, np.int64), (0, 0, 1.0, 0, 2, 0, threads)
     with pytest.raises(IndexError):
         _attention.forward(indptr, index, x, x, x, out, *[np.empty((0, 0))] * 4, 0.2, ids, ids, *masks)

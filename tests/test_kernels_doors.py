@@ -13,6 +13,7 @@ from cython_kernels import reference
 I32, I64, F32, F64, U16 = np.int32, np.int64, np.float32, np.float64, np.uint16
 LAYOUTS = {"Tiles", "choose_layout", "from_tiles", "to_tiles"}  # tests/test_kernels_layout.py
 SAVED = {"AttentionSaved", "attention_saved"}  # tests/test_kernels_attention.py
+TURNED = {"Transposed"}  # tests/test_kernels_transpose.py
 KEY = {"seed": 1, "epoch": 1, "layer": 1}
 N, F, NNZ, N_COLS, H = 3, 4, 4, 5, 2
 
@@ -153,7 +154,7 @@ def test_the_twin_takes_the_same_arguments(door):
 
 
 def test_every_door_is_covered_here():
-    assert set(good()) == set(ck.__all__) - {"build_info", "philox4x32", *LAYOUTS, *SAVED}
+    assert set(good()) == set(ck.__all__) - {"build_info", "philox4x32", *LAYOUTS, *SAVED, *TURNED}
 
 
 @pytest.mark.parametrize(("door", "name"), ARRAYS)
@@ -438,6 +439,57 @@ def test_what_attention_saves_is_checked(door):
         refused(door, ValueError, "saved.row_sum must not share memory with saved.row_max", saved=twice)
         saved.negative.flags.writeable = False
         refused(door, ValueError, "saved.negative must be writable", saved=saved)
+
+
+def test_what_is_no_transpose_of_the_matrix():
+    args = good()["gather_adjoint"]
+    right = ck.transpose_csr(args["indptr"], args["indices"], n_cols=N_COLS)
+    ck.gather_adjoint(**args, transposed=right)
+    args["d_x"][:] = 0  # what the calls below must leave alone
+    door = "gather_adjoint"
+    refused(door, TypeError, "transposed must be a Transposed, got a tuple", transposed=tuple(right))
+    for name, array in right._asdict().items():
+        wrong = right._replace(**{name: array.astype(np.int16)})
+        refused(door, TypeError, rf"transposed\.{name} must be int", transposed=wrong)
+        wrong = right._replace(**{name: np.append(array, array[-1:])})
+        refused(door, ValueError, rf"transposed\.{name} must have shape", transposed=wrong)
+        buffer = np.zeros(N_COLS * F * 8, np.uint8)
+        buffer[: array.nbytes] = array.view(np.uint8)
+        inside = right._replace(**{name: buffer[: array.nbytes].view(array.dtype)})
+        out = buffer.view(F64).reshape(N_COLS, F)
+        match = rf"d_x must not share memory with transposed\.{name}"
+        refused(door, ValueError, match, d_x=out, transposed=inside)
+    ends = right._replace(indptr=right.indptr + 1)
+    refused(door, ValueError, r"transposed\.indptr must run from 0 to .*\(4\), got 1 to 5", transposed=ends)
+    falls = right._replace(indptr=np.array([0, 9, 3, 3, 3, 4], I64))
+    refused(door, ValueError, r"transposed\.indptr\[1\] = 9", transposed=falls)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 9])
+def test_a_transpose_is_checked_entry_by_entry(threads):
+    """indices are 0 4 | | 1 1: transposed, columns 0, 1 (twice) and 4 have entries."""
+    args = good()["gather_adjoint"]
+    right = ck.transpose_csr(args["indptr"], args["indices"], n_cols=N_COLS)
+    assert [list(array) for array in right] == [[0, 1, 3, 3, 3, 4], [0, 2, 2, 0], [0, 2, 3, 1]]
+    for first, change in [
+        (0, {"indices": [-1, 2, 2, 0]}),  # no row
+        (3, {"indices": [0, 2, 2, N]}),
+        (1, {"indices": [0, 1, 2, 0]}),  # not the row of the entry
+        (0, {"entries": [-1, 2, 3, 1]}),  # no entry
+        (3, {"entries": [0, 2, 3, NNZ]}),
+        (2, {"entries": [0, 2, 2, 1]}),  # twice
+        (2, {"entries": [0, 3, 2, 1]}),  # in another order
+        (0, {"entries": [1, 2, 3, 0]}),  # of another column
+        (1, {"indptr": [0, 2, 3, 3, 3, 4]}),
+    ]:
+        changed = {name: np.array(value, getattr(right, name).dtype) for name, value in change.items()}
+        refused(
+            "gather_adjoint",
+            ValueError,
+            rf"not the transpose of this matrix, .* its entry {first} comes",
+            transposed=right._replace(**changed),
+            num_threads=threads,
+        )
 
 
 def test_a_self_term_needs_own_rows():

@@ -69,8 +69,8 @@ def test_a_gather_over_it_is_the_adjoint(dtype):
 
 @pytest.mark.parametrize("mean", [False, True])
 @pytest.mark.parametrize("self_weight", [0.0, 0.7])
-def test_scales_carry_over_to_it(mean, self_weight):
-    """As the module tells: scales change places, and a mean is a factor of one of them, or of the values."""
+def test_scales_carry_over_to_a_gather_over_it(mean, self_weight):
+    """They change places, and a mean is a factor of one of them, or of the values."""
     rng = np.random.default_rng(5)
     n, degrees = 200, rng.integers(0, 9, 200)
     indptr = np.concatenate([[0], np.cumsum(degrees)]).astype(np.int64)

@@ -61,6 +61,28 @@ struct Adjoint {
     bool mean;
 };
 
+// The adjoint over the transposed matrix, whose rows are in the order of the rows they come from.
+template <class A>
+struct Turned {
+    const int64_t* indptr;
+    const int32_t* indices;
+    int64_t nnz;
+    const A* values;  // of the transpose's entries, times `scale`; may be null
+    const A* x;       // the rows that entries name: those of d_out, with their factors where they have any
+    int64_t x_stride;
+    const A* d_out;  // for the self term: without factors
+    A* d_x;
+    int64_t stride;  // of both
+    int64_t columns;
+    const A* row_scale;
+    const A* scale;  // of the result's rows
+    A self_weight;
+    int64_t low, high;  // only these rows of d_out contribute
+    bool cut;           // whether entries name others
+    bool accumulate;
+    bool stream;  // as in Gather
+};
+
 }  // namespace dorylus
 
 #define DORYLUS_BODY "gather_body.hpp"
@@ -95,10 +117,26 @@ inline void gather_max_rows(int level, const GatherMax<S, A>& g, int64_t start, 
     if constexpr (SUMS_IN<S, A>) DORYLUS_DISPATCH(level, gather_max_rows(g, start, stop))
 }
 
-// Columns left .. right - 1 of the adjoint.
+// What rows start .. stop - 1 add to columns left .. right - 1 of the adjoint. With `sift`, only to its rows
+// low .. high - 1; without, entries name no others.
 template <class A>
-inline void adjoint_strip(int level, const Adjoint<A>& g, int64_t start, int64_t stop, int64_t left, int64_t right) {
-    DORYLUS_DISPATCH(level, adjoint_strip(g, start, stop, left, right))
+inline void adjoint_scatter(int level, const Adjoint<A>& g, int64_t start, int64_t stop, int64_t left, int64_t right,
+                            int64_t low, int64_t high, bool sift) {
+    DORYLUS_DISPATCH(level, adjoint_scatter(g, start, stop, left, right, low, high, sift))
+}
+
+// Rows start .. stop - 1 of the adjoint.
+template <class A>
+inline void turned_rows(int level, const Turned<A>& g, int64_t start, int64_t stop) {
+    DORYLUS_DISPATCH(level, turned_rows(g, start, stop))
+}
+
+// Copy columns of rows start .. stop - 1 of d_out into a tile, times a scale per row (null: 1) and divided by
+// the rows' degrees (null: not); the tile's columns beyond `columns` become 0.
+template <class A>
+inline void gradient_tile(int level, const A* x, int64_t x_stride, int64_t columns, const A* scale,
+                          const int64_t* indptr, A* tile, int64_t tile_columns, int64_t start, int64_t stop) {
+    DORYLUS_DISPATCH(level, gradient_tile(x, x_stride, columns, scale, indptr, tile, tile_columns, start, stop))
 }
 
 // Copy columns of rows start .. stop - 1 into a tile, times a scale per row (null: 1); the tile's

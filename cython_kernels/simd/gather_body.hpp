@@ -218,35 +218,218 @@ inline void gather_max_rows(const GatherMax<S, A>& g, int64_t start, int64_t sto
         gather_max_as<false>(g, start, stop);
 }
 
-template <class A>
-inline void adjoint_strip(const Adjoint<A>& g, int64_t start, int64_t stop, int64_t left, int64_t right) {
-    enum { TILE = 128 };
-    A gradient[TILE];
-    for (int64_t column = left; column < right; column += TILE) {
-        const int64_t width = right - column < TILE ? right - column : (int64_t)TILE;
-        for (int64_t i = start; i < stop; i++) {
-            const A* __restrict const row = g.d_out + i * g.stride + column;
-            const A scale = g.row_scale ? g.row_scale[i] : (A)1;
-            for (int64_t j = 0; j < width; j++) gradient[j] = scale * row[j];
-            if (g.self_weight != 0) {
-                A* __restrict const target = g.d_x + i * g.stride + column;
-                const A weight = g.source_scale ? g.self_weight * g.source_scale[i] : g.self_weight;
-                for (int64_t j = 0; j < width; j++) target[j] += weight * gradient[j];
-            }
-            const int64_t degree = g.indptr[i + 1] - g.indptr[i];
-            if (g.mean && degree > 0)
-                for (int64_t j = 0; j < width; j++) gradient[j] /= (A)degree;
-            for (int64_t e = g.indptr[i]; e < g.indptr[i + 1]; e++) {
-                if (e + AHEAD < g.indptr[stop]) {
-                    const A* const later = g.d_x + (int64_t)g.indices[e + AHEAD] * g.stride + column;
-                    for (int64_t j = 0; j < width; j += 64 / (int64_t)sizeof(A)) __builtin_prefetch(later + j, 1);
+// Adds to rows low .. high - 1 of the result. SIFT: entries of other rows are there, and are left out.
+template <bool SIFT, class A>
+struct ScatterVisit {
+    enum { BLOCK = 2048 };  // entries that are sifted at a time, without a branch that can't be foretold
+    const Adjoint<A>& g;
+    int64_t start, stop, left, low, high;
+
+    template <int N, int NV>
+    DORYLUS_INLINE void enter(int64_t i, int64_t column, int64_t last, Vec<A, N>* gradient) const {
+        const A* const row = g.d_out + i * g.stride + left + column;
+        for (int k = 0; k < NV; k++) gradient[k] = load<N>(row + at<N, NV>(k, last));
+        if (g.row_scale)
+            for (int k = 0; k < NV; k++) gradient[k] = g.row_scale[i] * gradient[k];
+        if (g.self_weight != 0 && i >= low && i < high) {
+            const A weight = g.source_scale ? g.self_weight * g.source_scale[i] : g.self_weight;
+            add<N, NV>(i, column, last, weight, gradient);
+        }
+        const int64_t degree = g.indptr[i + 1] - g.indptr[i];
+        if (g.mean && degree > 0)
+            for (int k = 0; k < NV; k++) gradient[k] /= (A)degree;
+    }
+
+    template <int N, int NV>
+    DORYLUS_INLINE void add(int64_t j, int64_t column, int64_t last, A weight, const Vec<A, N>* gradient) const {
+        A* const target = g.d_x + j * g.stride + left + column;
+        Vec<A, N> total[NV];  // all loads before the first store: the last vector may overlap
+        for (int k = 0; k < NV; k++) total[k] = load<N>(target + at<N, NV>(k, last)) + weight * gradient[k];
+        for (int k = 0; k < NV; k++) store<N>(target + at<N, NV>(k, last), total[k]);
+    }
+
+    // Which of the entries from `first` on are of these rows.
+    DORYLUS_INLINE int64_t sift(int64_t first, int64_t size, int32_t* kept) const {
+        const int32_t* const indices = g.indices + first;
+        const uint32_t least = (uint32_t)low, length = (uint32_t)(high - low);
+        int64_t count = 0, n = 0;
+#if DORYLUS_LEVEL == 2
+        const __m512i sixteen = _mm512_set1_epi32(16), from = _mm512_set1_epi32((int)least);
+        const __m512i lengths = _mm512_set1_epi32((int)length);
+        __m512i place = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+        for (; n + 16 <= size; n += 16) {
+            const __m512i index = _mm512_sub_epi32(_mm512_loadu_si512(indices + n), from);
+            const __mmask16 inside = _mm512_cmplt_epu32_mask(index, lengths);
+            _mm512_storeu_si512(kept + count, _mm512_maskz_compress_epi32(inside, place));  // count <= n
+            count += __builtin_popcount(inside);
+            place = _mm512_add_epi32(place, sixteen);
+        }
+#endif
+        for (; n < size; n++) {
+            kept[count] = (int32_t)n;
+            count += (uint32_t)indices[n] - least < length;
+        }
+        return count;
+    }
+
+    template <int N, int NV>
+    DORYLUS_INLINE void run(int64_t column, int64_t last) const {
+        int32_t kept[SIFT ? BLOCK : 1];
+        Vec<A, N> gradient[NV];
+        const int64_t end = g.indptr[stop];
+        int64_t i = start;
+        enter<N, NV>(i, column, last, gradient);
+        for (int64_t first = g.indptr[start]; first < end; first += BLOCK) {
+            const int64_t size = end - first < BLOCK ? end - first : (int64_t)BLOCK;
+            int64_t count = size;
+            if (SIFT) count = sift(first, size, kept);
+            for (int64_t n = 0; n < count; n++) {
+                const int64_t e = first + (SIFT ? kept[n] : n);
+                if (SIFT ? n + AHEAD < count : e + AHEAD < end) {
+                    const int64_t after = SIFT ? first + kept[n + AHEAD] : e + AHEAD;
+                    const A* const later = g.d_x + (int64_t)g.indices[after] * g.stride + left + column;
+                    for (int k = 0; k < NV; k++)
+                        if ((k * N * (int)sizeof(A)) % 64 == 0) __builtin_prefetch(later + at<N, NV>(k, last), 1);
+                    if ((uintptr_t)later % 64) __builtin_prefetch(later + last + (N - 1), 1);
                 }
-                A* __restrict const target = g.d_x + (int64_t)g.indices[e] * g.stride + column;
+                while (e >= g.indptr[i + 1]) enter<N, NV>(++i, column, last, gradient);
+                const int64_t j = g.indices[e];
                 A weight = g.data ? g.data[e] : (A)1;
-                if (g.source_scale) weight = weight * g.source_scale[g.indices[e]];
-                for (int64_t j = 0; j < width; j++) target[j] += weight * gradient[j];
+                if (g.source_scale) weight = weight * g.source_scale[j];
+                add<N, NV>(j, column, last, weight, gradient);
             }
         }
+        while (++i < stop) enter<N, NV>(i, column, last, gradient);  // they may have self terms
+    }
+};
+
+template <class A>
+inline void adjoint_scatter(const Adjoint<A>& g, int64_t start, int64_t stop, int64_t left, int64_t right,
+                            int64_t low, int64_t high, bool sift) {
+    if (start == stop) return;
+    if (sift)
+        visit_row<A>(ScatterVisit<true, A>{g, start, stop, left, low, high}, right - left);
+    else
+        visit_row<A>(ScatterVisit<false, A>{g, start, stop, left, low, high}, right - left);
+}
+
+// The same sums in the same order, so the same bits, over the transpose: every row of the result is one's.
+template <bool WEIGHTS, class A>
+struct TurnedVisit {
+    const Turned<A>& g;
+    int64_t start, stop;
+
+    // The first entry, of those from `first` on, that comes from row `row` of the matrix or a later one.
+    int64_t find(int64_t first, int64_t end, int64_t row) const {
+        while (first < end) {
+            const int64_t middle = first + (end - first) / 2;
+            if (g.indices[middle] < row)
+                first = middle + 1;
+            else
+                end = middle;
+        }
+        return first;
+    }
+
+    template <int N, int NV>
+    DORYLUS_INLINE void add(
+        int64_t j, int64_t column, int64_t last, int64_t first, int64_t end, Vec<A, N>* total
+    ) const {
+        const A* const x = g.x + column;
+        const A scale = WEIGHTS && g.scale ? g.scale[j] : (A)1;
+        for (int64_t e = first; e < end; e++) {
+            fetch_ahead<N, NV>(g, x, last, e);
+            const A* const row = x + (int64_t)g.indices[e] * g.x_stride;
+            if (WEIGHTS) {
+                const A weight = g.values ? g.values[e] : scale;
+                for (int k = 0; k < NV; k++) total[k] += weight * load<N>(row + at<N, NV>(k, last));
+            } else {
+                for (int k = 0; k < NV; k++) total[k] += load<N>(row + at<N, NV>(k, last));
+            }
+        }
+    }
+
+    template <int N, int NV>
+    DORYLUS_INLINE void run(int64_t column, int64_t last) const {
+        for (int64_t j = start; j < stop; j++) {
+            Vec<A, N> total[NV];
+            A* const target = g.d_x + j * g.stride + column;
+            for (int k = 0; k < NV; k++)
+                total[k] = g.accumulate ? load<N>(target + at<N, NV>(k, last)) : Vec<A, N>{};
+            int64_t first = g.indptr[j], end = g.indptr[j + 1];
+            if (g.cut) {
+                first = find(first, end, g.low);
+                end = find(first, end, g.high);
+            }
+            if (g.self_weight != 0 && j >= g.low && j < g.high) {
+                const int64_t middle = find(first, end, j);
+                add<N, NV>(j, column, last, first, middle, total);
+                first = middle;
+                const A* const row = g.d_out + j * g.stride + column;
+                const A weight = g.scale ? g.self_weight * g.scale[j] : g.self_weight;
+                for (int k = 0; k < NV; k++) {
+                    Vec<A, N> gradient = load<N>(row + at<N, NV>(k, last));
+                    if (g.row_scale) gradient = g.row_scale[j] * gradient;
+                    total[k] += weight * gradient;
+                }
+            }
+            add<N, NV>(j, column, last, first, end, total);
+            if (g.stream)
+                for (int k = 0; k < NV; k++) stream_store<N>(target + at<N, NV>(k, last), total[k]);
+            else
+                for (int k = 0; k < NV; k++) store<N>(target + at<N, NV>(k, last), total[k]);
+        }
+    }
+};
+
+template <bool WEIGHTS, class A>
+inline void turned_rows_as(const Turned<A>& g, int64_t start, int64_t stop) {
+    if (g.columns <= (int64_t)MAX_VECTORS * Lanes<A>::value) {
+        visit_row<A>(TurnedVisit<WEIGHTS, A>{g, start, stop}, g.columns);
+    } else {
+        for (int64_t j = start; j < stop; j++) visit_row<A>(TurnedVisit<WEIGHTS, A>{g, j, j + 1}, g.columns);
+    }
+}
+
+template <class A>
+inline void turned_rows(const Turned<A>& g, int64_t start, int64_t stop) {
+    if (g.values || g.scale)
+        turned_rows_as<true>(g, start, stop);
+    else
+        turned_rows_as<false>(g, start, stop);
+#if DORYLUS_LEVEL == 2
+    if (g.stream) _mm_sfence();
+#endif
+}
+
+template <class A>
+struct GradientVisit {
+    const A* row;
+    const A* scale;  // null: 1
+    int64_t degree;  // 0: not divided
+    A* tile;
+    template <int N, int NV>
+    DORYLUS_INLINE void run(int64_t column, int64_t last) const {
+        Vec<A, N> value[NV];
+        for (int k = 0; k < NV; k++) {
+            value[k] = load<N>(row + column + at<N, NV>(k, last));
+            if (scale) value[k] = *scale * value[k];
+            if (degree) value[k] /= (A)degree;
+        }
+        for (int k = 0; k < NV; k++) store<N>(tile + column + at<N, NV>(k, last), value[k]);
+    }
+};
+
+template <class A>
+inline void gradient_tile(const A* x, int64_t x_stride, int64_t columns, const A* scale, const int64_t* indptr,
+                          A* tile, int64_t tile_columns, int64_t start, int64_t stop) {
+    for (int64_t i = start; i < stop; i++) {
+        A* const row = tile + i * tile_columns;
+        visit_row<A>(
+            GradientVisit<A>{
+                x + i * x_stride, scale ? scale + i : nullptr, indptr ? indptr[i + 1] - indptr[i] : 0, row},
+            columns);
+        for (int64_t j = columns; j < tile_columns; j++) row[j] = A{};
     }
 }
 
