@@ -6,12 +6,22 @@ Violation; here clusters are drawn, and the checks are shown to bite.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import pytest
 
 from dorylus_hpc.engine.random_clusters import random_cluster
-from dorylus_hpc.engine.schedule import Group, Round, Run, Schedule, Table, Topology, Unit
+from dorylus_hpc.engine.schedule import (
+    Group,
+    Round,
+    Run,
+    Schedule,
+    Table,
+    Topology,
+    Unit,
+    idle_workers_with_work,
+)
 from dorylus_hpc.engine.simulator import Cluster, Violation, simulate
 from dorylus_hpc.engine.stash import VersionStore
 
@@ -52,6 +62,12 @@ def test_the_bound_is_reached_and_not_only_kept() -> None:
         ]
         assert max(outcome.max_lead for outcome in outcomes) == staleness
         assert max(outcome.max_read_age for outcome in outcomes) >= min(1, staleness)
+
+
+@pytest.mark.parametrize("mode", ["nopipe", "pipe", "async"])
+def test_promises_hold_while_workers_come_and_go(mode: str) -> None:
+    for seed in range(60):
+        check(seed, mode=mode, resizes=1.0)
 
 
 def test_a_seed_replays() -> None:
@@ -121,6 +137,49 @@ def test_a_worker_that_idles_beside_work_is_caught(monkeypatch: pytest.MonkeyPat
     assert caught(mode="pipe")
 
 
+def resize_that(monkeypatch: pytest.MonkeyPatch, free: Callable[[int, int], int]) -> None:
+    """Let `resize` keep books wrongly: free workers from (workers, running)."""
+
+    def resize(self: Schedule, resource: str, workers: int) -> object:
+        running = self.running(resource)
+        self._workers[resource] = workers
+        self._free[resource] = free(workers, running)
+        return self._take()
+
+    monkeypatch.setattr(Schedule, "resize", resize)
+
+
+def test_only_the_right_books_of_free_workers_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    resize_that(monkeypatch, lambda workers, running: workers - running)
+    for seed in range(60):
+        check(seed, resizes=1.0, stops=0.0)
+
+
+@pytest.mark.parametrize(
+    "free",
+    [
+        lambda workers, running: max(0, workers - running),  # forgets how many too many run
+        lambda workers, running: workers,  # forgets all that run
+        lambda workers, running: min(0, workers - running),  # gives nothing more
+    ],
+)
+def test_wrong_books_of_free_workers_are_caught(
+    monkeypatch: pytest.MonkeyPatch, free: Callable[[int, int], int]
+) -> None:
+    resize_that(monkeypatch, free)
+    assert caught(resizes=1.0, stops=0.0)
+
+
+def test_a_resize_that_starts_nothing_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def resize(self: Schedule, resource: str, workers: int) -> list[object]:
+        self._free[resource] += workers - self._workers[resource]
+        self._workers[resource] = workers
+        return []
+
+    monkeypatch.setattr(Schedule, "resize", resize)
+    assert caught(resizes=1.0)
+
+
 def star(mode: str, n_units: int = 3, workers: int = 1) -> Schedule:
     """One part whose intervals all read each other, one gather."""
     everybody = [tuple(other for other in range(n_units) if other != unit) for unit in range(n_units)]
@@ -161,6 +220,54 @@ def test_a_gather_starts_with_the_last_row_it_reads() -> None:
     assert schedule.task_done(2) == []
     assert schedule.task_done(0) == []
     assert [action.unit for action in schedule.task_done(1) if isinstance(action, Run)] == [0, 1, 2]
+
+
+def runs(actions: Iterable[object]) -> list[int]:
+    return [action.unit for action in actions if isinstance(action, Run)]
+
+
+def books(schedule: Schedule) -> tuple[int, int, int]:
+    return schedule.workers("cpu"), schedule.running("cpu"), schedule.ready("cpu")
+
+
+def test_more_workers_take_the_oldest_tasks_at_once() -> None:
+    schedule = star("pipe", n_units=5)
+    assert runs(schedule.start()) == [0] and books(schedule) == (1, 1, 4)
+    assert runs(schedule.resize("cpu", 3)) == [1, 2] and books(schedule) == (3, 3, 2)
+    assert runs(schedule.resize("cpu", 3)) == []
+    assert runs(schedule.resize("cpu", 100)) == [3, 4] and books(schedule) == (100, 5, 0)
+
+
+def test_fewer_workers_let_tasks_end_and_start_none_before_enough_have() -> None:
+    schedule = star("pipe", n_units=7, workers=4)
+    assert runs(schedule.start()) == [0, 1, 2, 3] and books(schedule) == (4, 4, 3)
+    assert schedule.resize("cpu", 2) == [] and books(schedule) == (2, 4, 3)
+    assert not idle_workers_with_work(schedule)
+    assert runs(schedule.task_done(0)) == [] and books(schedule) == (2, 3, 3)
+    assert runs(schedule.task_done(1)) == [] and books(schedule) == (2, 2, 3)
+    assert runs(schedule.task_done(2)) == [4] and books(schedule) == (2, 2, 2)
+
+
+def test_fewer_and_more_again_before_any_task_ended() -> None:
+    schedule = star("pipe", n_units=7, workers=4)
+    schedule.start()
+    assert schedule.resize("cpu", 1) == []
+    assert schedule.resize("cpu", 4) == [] and books(schedule) == (4, 4, 3)
+    assert runs(schedule.resize("cpu", 5)) == [4]
+
+
+def test_resizing_before_the_start() -> None:
+    schedule = star("pipe", n_units=3)
+    assert schedule.resize("cpu", 2) == []
+    assert runs(schedule.start()) == [0, 1]
+
+
+@pytest.mark.parametrize(("resource", "workers"), [("cpu", 0), ("cpu", -3), ("dense", 2)])
+def test_a_resize_that_makes_no_sense_is_refused(resource: str, workers: int) -> None:
+    schedule = star("pipe")
+    with pytest.raises(ValueError, match=rf"of cpu and a worker, got '{resource}', {workers}"):
+        schedule.resize(resource, workers)
+    assert books(schedule) == (1, 0, 0)
 
 
 @pytest.mark.parametrize("wrong", [{"mode": "bsp"}, {"staleness": -1}, {"workers": {"cpu": 0, "dense": 1}}])

@@ -18,6 +18,7 @@ def random_cluster(
     staleness: int | None = None,
     epochs: int | None = None,
     stops: float = 0.3,
+    resizes: float = 0.0,
 ) -> Cluster:
     """Draw servers, parts, intervals, who reads whom, depth, workers and rounds.
 
@@ -29,6 +30,8 @@ def random_cluster(
         Given instead of drawn.
     stops
         Share of asynchronous runs that are told to stop at some time.
+    resizes
+        Share of runs in which numbers of workers change now and then; all else is drawn as without.
 
     Returns
     -------
@@ -62,6 +65,21 @@ def random_cluster(
         parameter_servers=rng.randint(1, 2),
         update=rng.choice(("epoch", "interval")) if chosen == "async" else "epoch",
         stop_at=rng.uniform(0, 40) if chosen == "async" and rng.random() < stops else None,
+        resizes=_resizes(random.Random(f"resizes of {seed}"), len(hosts), resizes),
+    )
+
+
+def _resizes(rng: random.Random, servers: int, share: float) -> tuple[tuple[float, int, str, int], ...]:
+    if rng.random() >= share:
+        return ()
+    return tuple(
+        (
+            rng.uniform(0, 40),
+            rng.randrange(servers),
+            rng.choice(("cpu", "dense")),
+            rng.choice((1, 1, 2, 3, 100)),
+        )
+        for _ in range(rng.randint(1, 12))
     )
 
 

@@ -60,6 +60,8 @@ class Lambdas:
         Of the tasks that it runs; `Cluster.workers` says how many a server has under way at a time.
     transfers
         By name of the group: bytes of a task's inputs and of its results; none where it is not named.
+    spread
+        By what share, at most, these vary from task to task.
     latency
         Seconds from an invocation to its first input, and from the last result to its end, together.
     bandwidth
@@ -80,6 +82,7 @@ class Lambdas:
 
     resource: str = "dense"
     transfers: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    spread: float = 0.0
     latency: float = 0.02
     bandwidth: float = 75e6
     line: float | None = None
@@ -191,8 +194,8 @@ def simulate(
         Whether to check after every event that no worker idles beside work: it takes most of the time where
         units are many, and changes nothing.
     autotuner
-        Makes the autotuner of a server's workers in Lambda, which start as many as it says; None: there
-        are always as many as `Cluster.workers` says.
+        Makes the autotuner of a server, which says how many ``dense`` workers it has, or workers in Lambda;
+        None: there are as many as `Cluster.workers` says.
 
     Raises
     ------
@@ -281,7 +284,8 @@ class _Function:
             self.refused += 1
             self.simulation.later(model.retry_seconds, lambda: self.invoke(server, group, seconds, then))
             return
-        bytes_in, bytes_out = model.transfers.get(group.name, (0.0, 0.0))
+        size = self.simulation.rng.uniform(1 - model.spread, 1 + model.spread) if model.spread else 1.0
+        bytes_in, bytes_out = (size * amount for amount in model.transfers.get(group.name, (0.0, 0.0)))
         ready_again = now + delay + 1.0 / model.invocations_per_second
 
         def compute() -> None:
@@ -443,13 +447,13 @@ class _Simulation:
     def end_in_lambda(self, server: int, task: Run, begun: float) -> None:
         group = self.group(task.round, task.group)
         self.outcome.busy[server, group.resource] += self.now - begun
-        if self.tuners:
-            self.integrals[server].dense_ended += 1
         self.end(server, task)
 
     def end(self, server: int, task: Run) -> None:
         _, _, read = self.running[server].pop(task.unit)
         group = self.group(task.round, task.group)
+        if self.tuners and group.resource == self.tuned:
+            self.integrals[server].dense_ended += 1
         if group.reads is not None:
             rows = self.rows[server][group.reads]
             changed = [entry for entry, number in read.items() if rows[entry] != number]

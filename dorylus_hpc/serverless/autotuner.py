@@ -7,31 +7,39 @@ and damping are not published. What follows is a rule of our own in that spirit.
 
 **What is looked at.** The number of intervals is fixed, so the queue cannot grow without end; but it does
 drain, and that matters where it is the workers' fault: a core has nothing to do *while dense tasks wait for
-a worker*. The share of an epoch's core time that is so lost, *starved*, is measured on the server itself. If
+a worker*. The share of an epoch's core time that is lost so, *starved*, is measured on the server itself. If
 there is (almost) none, more workers are of no use: what waits for one while all cores are busy would only
 wait for a core later. If there is some, more workers save at most that share. How much, only the *pace*
-tells, the seconds a dense task: where the workers share a line or other cores, as many more as you like
-gain nothing, and in a pipeline somebody else may be what is waited for. So a number of workers is
+tells, the seconds a dense task: where the workers share a line or other cores, any number more may gain
+nothing, and in a pipeline somebody else may be what is waited for. So a number of workers is
 
-    enough   if starved <= 5 %, or if the pace is within 8 % of the best with more workers
+    enough   if starved <= 5 %, or if the pace is within 7.5 % of the best with more workers
     too few  otherwise
 
-The pace is the best epoch's with that number: what slows single epochs, such as a straggler or the search
-of another server, is no reason for more workers. Where the answer is close, a second epoch is waited for.
+It is the pace of tasks, not of epochs, for with a lead the epochs that end and the work that is done differ
+while the lead grows or shrinks.
 
 **Steps.** One decision an epoch. The search keeps the smallest number known to be enough and the largest
-below it known to be too few, and tries one in between, until they are within a factor of 1.25 ::
+below it known to be too few, and tries one in between until they are within a factor of 1.3, or 1 apart ::
 
-    too few ......... tried next ......... enough             (1, 2 and 3 are all tried)
+    too few ......... tried next ......... enough
 
-Between two known ones the next follows the line through both of pace over 1 / workers. Below all that is
-known, the mean number of workers in use says where to look: fewer than that do only if their tasks get
-shorter with less company. Whether they do is found by one careful step. Above all that is known,
-a starved server doubles or, where it starves more than half of the time, goes on to what would end it.
+Between two known ones the next follows a line through both in pace over 1 / workers. With none known to be
+too few, the mean number of workers in use says how far to go down: fewer than that will do only if tasks get
+shorter where they are fewer, and whether they do is found by one careful step. With none known to be enough,
+a starved server doubles, or goes on to what would end it if it starves for more than half of the time.
 
-From 100 workers that takes at most 8 epochs. Then the number stays, unless the pace or the use of workers has
-been another for three epochs in a row (a switch of modes, a slower network): then the search starts again
-from there. Noise of 10 % in epoch times does not start it.
+**What is not the workers' doing.** The search of one server slows down all others, and times vary. So an
+epoch much slower than one before with as many workers is left out (three in a row are not), of the others
+one of the fastest counts, and where a verdict is closer than epochs were seen to vary, up to three epochs
+are looked at. With a lead, the first epoch after a change still shows the number before, and counts only
+until there is a second.
+
+**Then** the number stays, which from 100 workers is after 4 to 10 epochs. It is raised a little if five
+epochs tell that it is too few after all: slower than the best by 10 %, and more starved than when it was
+chosen; a server that waits for another is slower, but not that. The search starts again, from where it is,
+if the pace has been another by 25 % for three epochs, or the use of workers by 60 %: another mode, another
+network. Noise of 10 % in epoch times does neither.
 
 The first epoch is not looked at: environments start cold, and it is exact in every mode. With a lead (S >= 1)
 the second one is left out, too: it builds up the lead.
@@ -40,19 +48,28 @@ the second one is left out, too: it builds up the lead.
 from __future__ import annotations
 
 import math
+import statistics
 from collections import deque
 from dataclasses import dataclass
 
 FIRST = 100  # workers at the start, as in the paper
-NOT_STARVED = 0.05  # share of the core time
-CLOSE = 0.07  # slower than the best pace: still enough
-UNSURE = (0.04, 0.12)  # slower by a share in between: a second epoch decides
-UNSURE_LEADING = 0.35
-REMEMBERED = 5
-NARROW = 1.3  # ratio of enough and too few at which the search ends
-CAREFUL, BOLD = 1.5, 4.0  # the least step down where workers are in use, and the largest where they are not
+
+# Verdicts. Shares of the core time, or of the best pace.
+NOT_STARVED = 0.05
+CLOSE = 0.075  # slower than the best pace by at most this: still enough
+DOUBTED = 0.10  # the same for what was settled on
+FIRST_LOOK = (0.04, 0.35)  # slower by what is in between, in an epoch that shows the number before: unsure
+VARIES = 0.02  # deviation of paces before any was seen; weighs as much as one pair
+LOOKS, REMEMBERED = 3, 5  # epochs: the most to be sure, the last that count
+
+# Steps. Ratios of numbers of workers.
+NARROW = 1.3  # of enough to too few: the search ends
+CAREFUL, BOLD = 1.5, 4.0  # of a step: down where all workers are in use, and the largest
+AIM = 0.6  # at what share of CLOSE the next number between two is aimed
 SAME = 1.1  # ratio of durations of tasks that are taken to be equal
-CHANGED, USED, PATIENCE = 1.25, 1.6, 3  # ratio of the pace, of the use, and epochs for which they must last
+
+# Changes. Ratios, and the epochs in a row that they last.
+PACE, USE, PATIENCE = 1.25, 1.6, 3
 
 
 @dataclass(frozen=True)
@@ -157,22 +174,29 @@ class _Trial:
     """What is known of a number of workers: its last epochs, and the typical one of them."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.provisional = False  # all that is known is an epoch that shows the number before
+        self.count, self.squares = 0, 0.0  # of epochs, and of their paces' relative distances from the mean
         self.typical: _Epoch
         self._last: deque[_Epoch] = deque(maxlen=REMEMBERED)
-        self.provisional = False
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is an epoch that shows this number only."""
+        return self.count > 0 and not self.provisional
 
     def add(self, epoch: _Epoch, *, provisional: bool) -> None:
-        """Take another epoch. One in which the last number still shows counts while it is alone."""
-        self.count += 1
+        """Take another epoch. A provisional one counts while it is alone."""
         if provisional and self._last:
             return
         if self.provisional:
             self._last.clear()
         self.provisional = provisional
         self._last.append(epoch)
+        self.count = len(self._last)
+        mean = statistics.fmean(one.pace for one in self._last)
+        self.squares = sum((one.pace / mean - 1) ** 2 for one in self._last)
         ordered = sorted(self._last, key=lambda one: one.pace)
-        self.typical = ordered[(len(ordered) - 1) // 2]
+        self.typical = ordered[(self.count - 1) // 3]
 
 
 class Autotuner:
@@ -207,7 +231,8 @@ class Autotuner:
         self._leads, self._moved = lead > 0, False
         self._left_out = 1 + self._leads
         self._trials: dict[int, _Trial] = {}
-        self._differs = 0
+        self._differs = self._disturbed = 0
+        self._chosen: _Epoch | None = None  # what the number was settled on for
 
     def observe(self, seen: Observation) -> Decision:
         """Take what the epoch was that just ended; return what to do in the next."""
@@ -222,12 +247,19 @@ class Autotuner:
             used=seen.dense_running / seen.seconds,
             duration=seen.dense_running / seen.dense_ended,
         )
-        if self.settled and self._has_changed(self._trials[self.workers].typical, epoch):
-            self._trials, self.settled, self._differs = {}, False, 0
-        trial = self._trials.setdefault(self.workers, _Trial())
-        trial.add(epoch, provisional=self._leads and self._moved)
-        self._moved = False
-        return self._decide()
+        moved, self._moved = self._moved, False
+        trial = self._trials.get(self.workers)
+        if self.settled and self._has_changed(epoch):
+            self._trials, self.settled, self._differs, trial = {}, False, 0, None
+        if trial is None:
+            trial = self._trials[self.workers] = _Trial()
+        if not self.settled and trial.is_known and epoch.pace > PACE * trial.typical.pace:
+            self._disturbed += 1
+            if self._disturbed < PATIENCE:
+                return self._stay("much slower than before with as many workers: not their doing")
+        self._disturbed = 0
+        trial.add(epoch, provisional=self._leads and moved)
+        return self._watch() if self.settled else self._decide()
 
     def _stay(self, reason: str) -> Decision:
         return Decision(self.workers, reason)
@@ -235,12 +267,15 @@ class Autotuner:
     def _go(self, workers: int, reason: str, *, settled: bool = False) -> Decision:
         self._moved |= workers != self.workers
         self.workers, self.settled = workers, settled
+        if settled:
+            self._chosen = self._typical(workers) if workers in self._trials else None
         return Decision(workers, reason)
 
-    def _has_changed(self, known: _Epoch, last: _Epoch) -> bool:
-        """Whether the last epochs were all unlike those for which the number was chosen."""
-        pace, used = last.pace / known.pace, last.used / known.used
-        differs = not 1 / CHANGED < pace < CHANGED or not 1 / USED < used < USED
+    def _has_changed(self, last: _Epoch) -> bool:
+        """Whether the last epochs were all unlike the one for which the number was chosen."""
+        known = self._chosen = self._chosen or last
+        pace, used = last.pace / known.pace, last.used / max(known.used, 1e-9)
+        differs = not 1 / PACE < pace < PACE or not 1 / USE < used < USE
         self._differs = self._differs + 1 if differs else 0
         return self._differs >= PATIENCE
 
@@ -249,26 +284,45 @@ class Autotuner:
     def _typical(self, workers: int) -> _Epoch:
         return self._trials[workers].typical
 
+    def _better(self, workers: int) -> list[_Trial]:
+        """The trials with more workers, the provisional ones only if there are no others."""
+        more = [trial for number, trial in self._trials.items() if number > workers]
+        return [trial for trial in more if not trial.provisional] or more
+
     def _slower(self, workers: int) -> float | None:
         """By what share the pace is slower than the best with more workers; None: none were tried."""
-        more = [trial for number, trial in self._trials.items() if number > workers]
-        known = [trial for trial in more if not trial.provisional] or more
-        paces = [trial.typical.pace for trial in known]
-        return self._typical(workers).pace / min(paces) - 1 if paces else None
+        better = self._better(workers)
+        if not better:
+            return None
+        best = min(trial.typical.pace for trial in better)
+        top = max(self._trials)
+        if top < self._most and self._typical(top).starved <= NOT_STARVED:
+            # With even more, which nobody tried, this much could be saved.
+            best = min(best, self._typical(top).pace * (1 - self._typical(top).starved))
+        return self._typical(workers).pace / best - 1
+
+    def _noise(self) -> float:
+        """Relative deviation of the paces of epochs with the same number of workers."""
+        squares = VARIES**2 + sum(trial.squares for trial in self._trials.values())
+        return math.sqrt(squares / (1 + sum(trial.count - 1 for trial in self._trials.values())))
 
     def _is_enough(self, workers: int) -> bool:
-        slower = self._slower(workers)
-        if self._typical(workers).starved <= NOT_STARVED:
+        slower, trial = self._slower(workers), self._trials[workers]
+        if trial.typical.starved <= NOT_STARVED:
             return True
         if slower is None:
             return workers == self._most
-        return slower <= (UNSURE[1] if self.settled and workers == self.workers else CLOSE)
+        return slower <= CLOSE
 
     def _is_unsure(self, workers: int) -> bool:
         slower, trial = self._slower(workers), self._trials[workers]
-        if slower is None or trial.count > 1 or trial.typical.starved <= NOT_STARVED:
+        if slower is None or trial.count >= LOOKS or trial.typical.starved <= NOT_STARVED:
             return False
-        return UNSURE[0] < slower < (UNSURE_LEADING if self._leads else UNSURE[1])
+        if trial.provisional:
+            return FIRST_LOOK[0] < slower < FIRST_LOOK[1]
+        best = min(self._better(workers), key=lambda one: one.typical.pace)
+        deviation = self._noise() * math.sqrt(1 / trial.count + 1 / best.count)
+        return abs(slower - CLOSE) < deviation
 
     # The search.
 
@@ -281,11 +335,29 @@ class Autotuner:
             return self._go(self._above(top), f"{self._told(top)}: more")
         few = max((number for number in self._trials if number < enough), default=0)
         target = self._below(enough) if not few else self._between(few, enough)
+        if target == enough and few and self._is_unsure(few):
+            return self._go(few, f"{self._told(few)}: close, one more epoch")
+        if target == enough == self.workers and self._trials[enough].provisional:
+            return self._stay(f"{self._told(enough)}: enough, if it stays so")
         if target == enough:
             return self._go(enough, f"{self._told(enough)}: enough, and fewer would not be", settled=True)
         if enough == self.workers:
             return self._go(target, f"{self._told(enough)}: enough, fewer")
         return self._go(target, f"{self._told(self.workers)}: too few")
+
+    def _watch(self) -> Decision:
+        """Stay with what was found, unless several epochs tell that it is too few after all."""
+        trial, slower = self._trials[self.workers], self._slower(self.workers)
+        # A server that waits for another one is slower as well, but not more starved than it was.
+        starved = trial.typical.starved > NOT_STARVED
+        if self._chosen is not None:
+            starved = starved and trial.typical.starved > self._chosen.starved
+        slow = slower > DOUBTED if slower is not None else self.workers < self._most
+        if not (starved and slow and trial.count == REMEMBERED):
+            return self._stay(f"{self._told(self.workers)}: settled")
+        more = max(self.workers + 1, round(self.workers * NARROW))
+        more = min(self._most, more, *(number for number in self._trials if number > self.workers))
+        return self._go(more, f"{self._told(self.workers)}: too few after all", settled=True)
 
     def _told(self, workers: int) -> str:
         trial, slower = self._typical(workers), self._slower(workers)
@@ -303,7 +375,7 @@ class Autotuner:
         floor = trial.used / (1 + CLOSE)  # of workers whose tasks get no shorter
         shortens = self._shortens(enough)
         if shortens:
-            target = min(enough / 2, math.sqrt(floor * enough))
+            target = min(enough / (CAREFUL + trial.starved), math.sqrt(floor * enough))
         elif floor * CAREFUL <= enough:
             target = math.sqrt(floor * enough)
         elif shortens is None:
@@ -324,14 +396,12 @@ class Autotuner:
         if enough <= few * NARROW or enough == few + 1:
             return enough
         slow, fast = self._typical(few).pace, self._typical(enough).pace
-        best = min(trial.typical.pace for trial in self._trials.values())
-        wanted = best * (1 + CLOSE / 2)
+        wanted = min(trial.typical.pace for trial in self._trials.values()) * (1 + AIM * CLOSE)
         margin = (enough / few) ** 0.25
-        low, high = few * margin, enough / margin
-        if slow > fast:
-            slope = (slow - fast) / (1 / few - 1 / enough)
-            inverse = 1 / enough + (wanted - fast) / slope
-            target = 1 / inverse if inverse > 0 else high
+        if fast < wanted < slow:
+            share = (wanted - fast) / (slow - fast)
+            target = 1 / (1 / enough + share * (1 / few - 1 / enough))
         else:
-            target = high
-        return min(enough - 1, max(few + 1, round(min(high, max(low, target)))))
+            target = math.sqrt(few * enough)
+        target = min(enough / margin, max(few * margin, target))
+        return min(enough - 1, max(few + 1, round(target)))
