@@ -85,8 +85,8 @@ MANY = 10_000  # dense workers
 # ---- the graph ----
 
 
-def prepare(vertices: int, reach: int, folder: Path, *, width: int = WIDTH) -> None:
-    """Prepare the band, in as many parts as there are servers. Nothing is to be learned from it."""
+def prepare(vertices: int, reach: int, folder: Path, *, width: int = WIDTH, parts: int = SERVERS) -> None:
+    """Prepare the band, in a part a server. Nothing is to be learned from it."""
     rng = np.random.default_rng(0)
     ends = (np.arange(vertices)[:, None] + np.arange(1, reach + 1)) % vertices
     indptr = np.arange(0, vertices * reach + 1, reach)
@@ -100,7 +100,7 @@ def prepare(vertices: int, reach: int, folder: Path, *, width: int = WIDTH) -> N
         seed=0,
     )
     prepare_folder(
-        graph, folder, parts=SERVERS, partitioner="range", undirected=True, order="none",
+        graph, folder, parts=parts, partitioner="range", undirected=True, order="none",
         report=lambda line: None,
     )  # fmt: skip
 
