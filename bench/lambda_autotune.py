@@ -4,7 +4,7 @@
 
 A graph server trains on the band graph of `bench.overlap`, with dense tasks in the local Lambda service
 behind modelled lines. Fixed numbers of workers and the autotuner (``--workers 0``) take turns, in an order
-drawn anew each round. For fixed numbers, and for the autotuner from its eleventh epoch on, the median epoch counts;
+drawn anew each round. For fixed numbers, and for the autotuner from its eleventh epoch on, the median counts;
 then the median over the rounds. The smallest number within 10 % of the best epoch is what should be found.
 """
 
