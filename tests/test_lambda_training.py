@@ -232,7 +232,7 @@ def test_it_is_priced(jobs, three_ranks):
 
 def test_what_a_server_used_never_shrinks():
     """What is told under way is rounded, and an invocation that was counted may not be made after all."""
-    recorder = Recorder(None, None, None, None, None, Bill(load_prices(), Fleet(2)))
+    recorder = Recorder(None, None, None, None, None, Bill(load_prices(), Fleet(2)), time.perf_counter())
     told = [(0, 3.5, 129), (1, 1.0, 7), (0, 3.4999999, 128), (1, 2.0, 7)]
     spent = []
     for rank, gb_seconds, invocations in told:
