@@ -200,7 +200,7 @@ def test_wrong_input_makes_no_folder(folder):
         ({"heads": 3}, "--heads is not available in this version"),
         ({"weight_update": "interval"}, "--weight-update interval is for --mode async, not pipe"),
         ({"switch_margin": 0.1}, "--switch-margin is for --mode async with a --target-accuracy"),
-        ({"backend": "lambda"}, "--backend lambda is not available in this version"),
+        ({"model": "gat"}, "--model gat is not available in this version"),
         ({"run_dir": "ring.npz"}, "--run-dir ring.npz: cannot be made or written"),
     ],
 )

@@ -71,9 +71,9 @@ def check_backend(config: TrainConfig) -> Prices:
     check_packages(config)
     region = config.region
     if config.backend == "lambda" and not region:
-        import botocore.session
+        from dorylus_hpc.serverless.invoker import default_region
 
-        region = botocore.session.get_session().get_config_variable("region") or ""
+        region = default_region()
     prices = load_prices(Path(config.prices) if config.prices else None, region=region or DEFAULT_REGION)
     if config.instance_type:
         prices.instance(config.instance_type)

@@ -209,5 +209,10 @@ class Invoker:
 _FATAL_ERRORS = frozenset({"VersionError", "Runtime.ImportModuleError", "Runtime.HandlerNotFound"})
 
 
+def default_region() -> str:
+    """Return the region of this machine's AWS configuration; empty if there is none."""
+    return boto3.session.Session().region_name or ""
+
+
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
