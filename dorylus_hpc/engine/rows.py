@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from cython_kernels.layout import empty
-from dorylus_hpc.nn.gcn import FEATURES
+from dorylus_hpc.nn.layers import FEATURES
 from dorylus_hpc.nn.operands import DenseFeatures, PartOperands
 from dorylus_hpc.nn.program import INPUT, Program, RowTensor
 
