@@ -21,10 +21,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from dorylus_hpc.nn.layers import FEATURES, Layer, assemble, gathers_input, plan_layers
+from dorylus_hpc.nn.layers import OrderedLayer, assemble, choose_orders, plan_layers
 from dorylus_hpc.nn.params import ParamSpec
-from dorylus_hpc.nn.program import Pass, Program, RowTensor, Stage, Task, gradient_of, load_stages
+from dorylus_hpc.nn.program import Pass, Program, RowTensor, Stage, Task, gradient_of
 from lambda_pkg.dense import apply_vertex, apply_vertex_backward
 from lambda_pkg.ops import Op
 
@@ -40,6 +41,7 @@ def gcn_program(
     weight_decay: float,
     decay_scope: str,
     seed: int,
+    l2_normalise: bool = False,
 ) -> Program:
     """Declare a GCN.
 
@@ -61,6 +63,8 @@ def gcn_program(
         ``first``: of layer 1 only; ``all``: of every layer.
     seed
         Keys dropout.
+    l2_normalise
+        Rows of hidden layers have Euclidean norm 1.
 
     Returns
     -------
@@ -74,37 +78,18 @@ def gcn_program(
         weight_decay=weight_decay,
         decay_scope=decay_scope,
         seed=seed,
+        l2_normalise=l2_normalise,
     )
-    aggregate_first = [
-        gathers_input(
-            layer["index"], layer["f_in"], layer["f_out"], sparse=sparse_features, drops=input_dropout > 0
-        )
-        for layer in planned
-    ]
-    layers = [
-        _Layer(**layer, aggregate_first=first, sends_output=next_first)
-        for layer, first, next_first in zip(
-            planned, aggregate_first, [*aggregate_first[1:], False], strict=True
-        )
-    ]
-    return assemble(
-        layers,
-        sparse_features=sparse_features,
-        orders=["aggregate-first" if first else "transform-first" for first in aggregate_first],
+    orders = choose_orders(
+        list(pairwise(widths)), sparse_features=sparse_features, input_dropout=input_dropout
     )
+    layers = [_Layer(**layer, **order) for layer, order in zip(planned, orders, strict=True)]
+    return assemble(layers, sparse_features=sparse_features)
 
 
-@dataclass(frozen=True)
-class _Layer(Layer):
-    """A layer and its order."""
-
-    aggregate_first: bool
-    sends_output: bool  # the next layer gathers H as it is
-
-    @property
-    def constant(self) -> bool:
-        """The aggregate of this layer's input never changes."""
-        return self.first and self.aggregate_first and not self.input_key.p
+@dataclass(frozen=True, kw_only=True)
+class _Layer(OrderedLayer):
+    """A layer of a GCN."""
 
     def params(self) -> list[ParamSpec]:
         return [
@@ -115,34 +100,16 @@ class _Layer(Layer):
     def tensors(self) -> list[RowTensor]:
         i, aggregate = self.index, self.aggregate_first
         made = [
-            RowTensor(f"H{i}", self.f_out, "in" if self.sends_output else None),
+            *self.output_tensors("in" if self.sends_output else None),
             RowTensor(f"dH{i}", self.f_out, None if aggregate else "out", trains_only=True),
         ]
-        if aggregate:
-            made.append(RowTensor(f"M{i}", self.f_in, constant=self.constant))
-            if not self.first:
-                made.append(RowTensor(f"dM{i}", self.f_in, "out", trains_only=True))
-        else:
-            made += [
-                RowTensor(f"Y{i}", self.f_out, "in"),
-                RowTensor(f"dY{i}", self.f_out, trains_only=True),
-            ]
-        return made
-
-    def setup(self) -> tuple[Stage, ...]:
-        return load_stages(self.gather_features if self.constant else None)
+        return [*made, *self.aggregate_tensors(self.f_out)]
 
     def forward(self) -> list[Stage]:
         i = self.index
         stages = self.drop_stages()
         if self.aggregate_first:
-            if not self.first:
-                stages.append(Stage("SC", i, tensor=f"H{i - 1}"))
-            if not self.constant:
-                if self.first:
-                    stages.append(Stage("GA", i, self.gather_features, tensor=FEATURES))
-                else:
-                    stages.append(Stage("GA", i, self.gather_input, tensor=f"H{i - 1}"))
+            stages += self.gather_input_stages()
             stages.append(Stage("AV", i, self.transform_aggregate, ops=self.transform_aggregate_ops))
         else:
             stages.append(
@@ -180,13 +147,6 @@ class _Layer(Layer):
 
     # Forward.
 
-    def gather_features(self, task: Task) -> None:
-        task.part.in_edges.aggregate(self.gathered_features(task), task.tensors[f"M{self.index}"], task.rows)
-
-    def gather_input(self, task: Task) -> None:
-        h, m = task.sources[f"H{self.index - 1}"], task.tensors[f"M{self.index}"]
-        task.part.in_edges.aggregate(h, m, task.rows)
-
     def transform_input(self, task: Task) -> None:
         w, y = task.weights[f"W{self.index}"], task.tensors[f"Y{self.index}"]
         if self.first:
@@ -195,13 +155,11 @@ class _Layer(Layer):
             apply_vertex(task.block(f"H{self.index - 1}"), w, out=task.block(f"Y{self.index}"))
 
     def gather_transformed(self, task: Task) -> None:
-        y, h = task.sources[f"Y{self.index}"], task.tensors[f"H{self.index}"]
-        task.part.in_edges.aggregate(y, h, task.rows)
+        y, z = task.sources[f"Y{self.index}"], task.tensors[self.z]
+        task.part.in_edges.aggregate(y, z, task.rows)
 
     def transform_aggregate(self, task: Task) -> None:
-        apply_vertex(
-            task.block(f"M{self.index}"), task.weights[f"W{self.index}"], out=task.block(f"H{self.index}")
-        )
+        apply_vertex(task.block(f"M{self.index}"), task.weights[f"W{self.index}"], out=task.block(self.z))
         self.activate(task)
 
     # Backward.
@@ -246,7 +204,7 @@ class _Layer(Layer):
 
     def transform_aggregate_ops(self, way: Pass) -> list[Op]:
         i = self.index
-        return [("apply_vertex", {}, [f"M{i}", f"W{i}"], [f"H{i}"]), *self.activate_ops(way)]
+        return [("apply_vertex", {}, [f"M{i}", f"W{i}"], [self.z]), *self.activate_ops(way)]
 
     def transform_aggregate_backward_ops(self, _: Pass) -> list[Op]:
         i, d_w = self.index, gradient_of(f"W{self.index}")
