@@ -186,8 +186,11 @@ def _apply_vertex_backward(
     return [d_w] if d_h is None else [d_w, d_h]
 
 
-def _add_product(_: Mapping[str, Any], arrays: list[np.ndarray], wanted: int, own: bool) -> list[np.ndarray]:
+def _add_product(
+    parameters: Mapping[str, Any], arrays: list[np.ndarray], wanted: int, own: bool
+) -> list[np.ndarray]:
     z, h, w = arrays
+    w = w.T if parameters.get("transposed") else w
     return [dense.apply_vertex(h, w, out=z if own else z.copy(), accumulate=True)]
 
 
