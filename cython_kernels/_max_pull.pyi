@@ -14,10 +14,10 @@ def gather_max_pull(
     indptr: IntArray,
     indices: IntArray,
     packed: FloatArray,
-    keys: IntArray,
     ids: IntArray,
     d_x: FloatArray,
     start: int,
     stop: int,
+    level: int,
     num_threads: int,
 ) -> None: ...

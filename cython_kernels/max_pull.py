@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from . import _max_pull, checks
+from . import _max_pull, checks, dispatch
 from .aggregate import MAX_COLUMNS
 from .checks import FloatArray, IntArray
 
@@ -79,7 +79,8 @@ def pack_max(
                 f"source[{row}, {column}] = {source[row, column]} is outside -1..{len(ids) - 1} "
                 f"(there are {len(ids)} source rows)"
             )
-    _max_pull.pack_max(source, d_out, ids, out, _keys(out), start, stop, checks.threads(num_threads))
+    keys = out.view(np.int32 if out.dtype == np.float32 else np.int64)
+    _max_pull.pack_max(source, d_out, ids, out, keys, start, stop, checks.threads(num_threads))
     return out
 
 
@@ -141,11 +142,6 @@ def gather_max_pull(
     checks.array("d_x", d_x, packed.dtype, (n_rows, packed.shape[1] // 2), writable=True)
     checks.apart("d_x", d_x, packed=packed, ids=ids, indptr=indptr, indices=indices)
     _max_pull.gather_max_pull(
-        indptr, indices, packed, _keys(packed), ids, d_x, start, stop, checks.threads(num_threads)
+        indptr, indices, packed, ids, d_x, start, stop, dispatch.level(), checks.threads(num_threads)
     )
     return d_x
-
-
-def _keys(packed: FloatArray) -> IntArray:
-    """Read packed rows as integers."""
-    return packed.view(np.int32 if packed.dtype == np.float32 else np.int64)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cython_kernels as ck
-from cython_kernels import reference
+from cython_kernels import dispatch, reference
 
 
 def csr(rng, n_rows, n_cols, entries):
@@ -24,7 +24,7 @@ def csr(rng, n_rows, n_cols, entries):
 @given(st.integers(0, 10**6), st.sampled_from(["f4", "f8"]))
 def test_pulled_equals_scattered_and_the_twin(seed, dtype):
     rng = np.random.default_rng(seed)
-    n, m, f = (int(rng.integers(1, high)) for high in (40, 40, 20))
+    n, m, f = (int(rng.integers(1, high)) for high in (40, 40, 200))
     indptr, indices = csr(rng, n, m, int(rng.integers(0, 150)))
     x = np.round(2 * rng.standard_normal((m, f))).astype(dtype)  # ties
     source = np.empty((n, f), np.int32)
@@ -42,6 +42,9 @@ def test_pulled_equals_scattered_and_the_twin(seed, dtype):
     np.testing.assert_allclose(
         got, reference.gather_max_pull(turned, back, packed, ids), rtol=1e-5, atol=1e-6
     )
+    for level in dispatch.available():
+        with dispatch.using(level):
+            np.testing.assert_array_equal(ck.gather_max_pull(turned, back, packed, ids), got)
     some = np.full_like(got, 7)
     ck.gather_max_pull(turned, back, packed, ids, some, rows=(m // 2, m), num_threads=2)
     np.testing.assert_array_equal(some[: m // 2], 7)
