@@ -79,7 +79,7 @@ def pack_max(
                 f"source[{row}, {column}] = {source[row, column]} is outside -1..{len(ids) - 1} "
                 f"(there are {len(ids)} source rows)"
             )
-    keys = out.view(np.int32 if out.dtype == np.float32 else np.int64)
+    keys: IntArray = out.view(np.int32 if out.dtype == np.float32 else np.int64)
     _max_pull.pack_max(source, d_out, ids, out, keys, start, stop, checks.threads(num_threads))
     return out
 

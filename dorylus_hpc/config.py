@@ -68,7 +68,7 @@ class TrainConfig:
     data: str = _option("", "prepared folder, FILE.npz, or the name of a data set (digits)")
     model: str = _option("gcn", "model", choices=("gcn", "sage", "gin"))
     aggregator: str = _option(
-        "mean", "sage: what a vertex takes from its neighbours", choices=("mean", "gcn")
+        "mean", "sage: what a vertex takes from its neighbours", choices=("mean", "gcn", "max")
     )
     l2_normalise: str = _option("off", "sage: rows of hidden layers have norm 1", choices=_SWITCH)
     epsilon: str = _option(

@@ -27,7 +27,7 @@ from dorylus_hpc.nn.oracle import GcnOracle, OracleSettings, train_oracle
 from dorylus_hpc.nn.oracle_gin import NAMES as GIN_NAMES
 from dorylus_hpc.nn.oracle_gin import GinOracle
 from dorylus_hpc.nn.oracle_sage import NAMES as SAGE_NAMES
-from dorylus_hpc.nn.oracle_sage import SageOracle
+from dorylus_hpc.nn.oracle_sage import sage_oracle
 from dorylus_hpc.nn.params import plan_layout
 
 MOST_GRAPH_SERVERS, MOST_SERVERS = 4, 2
@@ -143,7 +143,7 @@ def forward(comm, graph_servers, folder, tensors, **options):
 # ---- the oracle's side ----
 
 DEFAULTS = {name: getattr(make_config({}), name) for name in OracleSettings.__dataclass_fields__}
-ORACLES = {"gcn": GcnOracle, "sage": SageOracle, "gin": GinOracle}
+ORACLES = {"gcn": GcnOracle, "sage": sage_oracle, "gin": GinOracle}
 NOT_THE_ORACLES = ("intervals", "threads", "servers", "mode")  # options that may change no result
 
 

@@ -174,7 +174,7 @@ WRONG = [
     *[(name, -1, "at least 0") for name in ("servers", "intervals", "threads")],
     *[("seed", value, "0 to 2^63-1") for value in (-1, 2**63)],
     ("model", "mlp", "one of gcn, sage, gin"),
-    ("aggregator", "lstm", "one of mean, gcn"),
+    ("aggregator", "lstm", "one of mean, gcn, max"),
     ("l2_normalise", "yes", "one of on, off"),
     ("epsilon", "zero", "one of learned, fixed"),
     ("optimizer", "Adam", "one of adam, sgd"),

@@ -22,6 +22,7 @@ MODELS = {
     "mean": sage_program,
     "mean, normalised": partial(sage_program, l2_normalise=True),
     "gcn, normalised": partial(sage_program, aggregator="gcn", l2_normalise=True),
+    "max": partial(sage_program, aggregator="max", pool=5),
     "gin": partial(gin_program, inner=5),
     "gin, epsilon fixed": partial(gin_program, inner=5, learns_epsilon=False),
 }
@@ -185,7 +186,9 @@ def random_part(rng, n, f, classes):
 
 
 def tensors_of(model, part, n):
-    tensors = {name: np.zeros((n, tensor.width)) for name, tensor in model.tensors.items()}
+    tensors = {
+        name: np.zeros((n, tensor.width), tensor.dtype or float) for name, tensor in model.tensors.items()
+    }
     tensors["X"] = part.features.x
     if model.drops_input:
         tensors["features"] = part.features.buffer()

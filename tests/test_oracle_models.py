@@ -9,13 +9,15 @@ from test_oracle import CLASSES, F, N, _adjacency, _data, _edges
 
 from dorylus_hpc.nn.oracle import OracleSettings
 from dorylus_hpc.nn.oracle_gin import GinOracle
-from dorylus_hpc.nn.oracle_sage import SageOracle, mean_matrix, sum_matrix
+from dorylus_hpc.nn.oracle_sage import mean_matrix, sage_oracle, sum_matrix
 
 MODELS = {
-    "mean": (SageOracle, {}),
-    "mean, normalised": (SageOracle, {"l2_normalise": "on"}),
-    "gcn": (SageOracle, {"aggregator": "gcn"}),
-    "gcn, normalised": (SageOracle, {"aggregator": "gcn", "l2_normalise": "on"}),
+    "mean": (sage_oracle, {}),
+    "mean, normalised": (sage_oracle, {"l2_normalise": "on"}),
+    "gcn": (sage_oracle, {"aggregator": "gcn"}),
+    "gcn, normalised": (sage_oracle, {"aggregator": "gcn", "l2_normalise": "on"}),
+    "max": (sage_oracle, {"aggregator": "max"}),
+    "max, normalised": (sage_oracle, {"aggregator": "max", "l2_normalise": "on"}),
     "gin": (GinOracle, {}),
     "gin, epsilon fixed": (GinOracle, {"epsilon": "fixed"}),
 }
@@ -65,6 +67,10 @@ def test_forward_vertex_by_vertex(name):
             elif options.get("aggregator") == "gcn":
                 w, b = tensors
                 z = (total + h[v]) / (weight + 1) @ w + b
+            elif options.get("aggregator") == "max":
+                wp, bp, ws, wn, b = tensors
+                pooled = np.array([np.maximum(h[i] @ wp + bp, 0) for i, _ in near] or [np.zeros(5)])
+                z = h[v] @ ws + pooled.max(axis=0) @ wn + b
             else:
                 ws, wn, b = tensors
                 z = h[v] @ ws + (total / weight if near else total) @ wn + b

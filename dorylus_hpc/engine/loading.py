@@ -302,10 +302,19 @@ def _edge_operands(part: Part, settings: LoadSettings) -> tuple[EdgeOperand, Edg
 
 
 def _edge_operand(part: Part, edges: Adjacency, settings: LoadSettings, *, forward: bool) -> EdgeOperand:
-    values = None if edges.weights is None else edges.weights.astype(settings.dtype)
-    check_csr(edges.indptr, edges.indices, values, n_cols=part.n_own + edges.n_ghost)
+    indices, values = edges.indices, None if edges.weights is None else edges.weights.astype(settings.dtype)
+    if settings.aggregate == "max":
+        indices, values = _by_gid(part, edges), None
+    check_csr(edges.indptr, indices, values, n_cols=part.n_own + edges.n_ghost)
     scales = _scales(part, edges, settings, forward=forward)
-    return EdgeOperand(edges.indptr, edges.indices, values, **scales)
+    return EdgeOperand(edges.indptr, indices, values, **scales)
+
+
+def _by_gid(part: Part, edges: Adjacency) -> np.ndarray:
+    """Return the entries of each row by vertex id: of equal values the same one is first in any partition."""
+    gids = np.concatenate([part.gid, edges.ghost_gid])[edges.indices]
+    rows = np.repeat(np.arange(part.n_own), np.diff(edges.indptr))
+    return edges.indices[np.lexsort((gids, rows))]
 
 
 def _scales(part: Part, edges: Adjacency, settings: LoadSettings, *, forward: bool) -> dict[str, Any]:

@@ -32,7 +32,9 @@ def build_program(config: TrainConfig, *, n_features: int, n_classes: int, spars
     }
     if config.model == "sage":
         normalises = config.l2_normalise == "on"
-        return sage_program(**common, aggregator=config.aggregator, l2_normalise=normalises)
+        return sage_program(
+            **common, aggregator=config.aggregator, pool=config.hidden, l2_normalise=normalises
+        )
     if config.model == "gin":
         return gin_program(**common, inner=config.hidden, learns_epsilon=config.epsilon == "learned")
     return gcn_program(**common)
@@ -41,7 +43,7 @@ def build_program(config: TrainConfig, *, n_features: int, n_classes: int, spars
 def aggregate_of(config: TrainConfig) -> str:
     """Return what the model of a configuration takes from neighbours (`dorylus_hpc.graph.normalise`)."""
     if config.model == "sage":
-        return {"mean": "mean", "gcn": "mean-self"}[config.aggregator]
+        return {"mean": "mean", "gcn": "mean-self", "max": "max"}[config.aggregator]
     if config.model == "gin":
         return "sum" if config.epsilon == "learned" else "sum-self"
     return "gcn"

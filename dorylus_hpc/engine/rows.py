@@ -78,7 +78,9 @@ def allocate(
             if tensor.constant and constants is not None:
                 shared[index][name] = constants.shared[index][name]
             else:
-                shared[index][name] = _zeros((_n_rows(part, tensor), tensor.width), dtype)
+                shared[index][name] = _zeros(
+                    (_n_rows(part, tensor), tensor.width), np.dtype(tensor.dtype or dtype)
+                )
         if isinstance(part.features, DenseFeatures):
             shared[index][INPUT] = part.features.x
         if trains and program.drops_input:

@@ -7,6 +7,7 @@ What a vertex takes from the sources of its in-edges, by the name of its *aggreg
     mean-self   the mean of them and of itself
     sum         their sum
     sum-self    the sum of them and of itself
+    max         the largest value of each column
 
 Edge weights count in sums and means; an edge of a vertex to itself would be of weight 1.
 """
@@ -17,7 +18,7 @@ import numpy as np
 
 from dorylus_hpc.graph.partition import Adjacency, Part
 
-AGGREGATES = ("gcn", "mean", "mean-self", "sum", "sum-self")
+AGGREGATES = ("gcn", "mean", "mean-self", "sum", "sum-self", "max")
 
 Scale = np.ndarray | None  # float64, or ones
 
@@ -57,7 +58,7 @@ def edge_scales(
     itself = 1.0 if aggregate == "gcn" or aggregate.endswith("-self") else 0.0
     if aggregate == "gcn":
         return *gcn_scales(part, adjacency, source=source), itself
-    if aggregate.startswith("sum"):
+    if not aggregate.startswith("mean"):
         return None, None, itself
     if forward:
         return _inverse(part.in_degree + itself), None, itself

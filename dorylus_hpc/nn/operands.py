@@ -7,7 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cython_kernels import bias_relu_dropout, dropout, dropout_csr, gather, gather_adjoint
+from cython_kernels import (
+    bias_relu_dropout,
+    dropout,
+    dropout_csr,
+    gather,
+    gather_adjoint,
+    gather_max,
+    gather_max_pull,
+)
 from lambda_pkg.dense import apply_vertex
 
 
@@ -54,6 +62,17 @@ class EdgeOperand:
             rows=rows,
             validate=False,
         )
+
+    def maximum(
+        self, x: np.ndarray, out: np.ndarray, rows: tuple[int, int], source: np.ndarray | None
+    ) -> None:
+        """Write rows `rows` of the largest values of `x` to `out`, and where they came from to `source`."""
+        n_own = len(self.indptr) - 1
+        gather_max(self.indptr, self.indices, x, out[:n_own], source=source, rows=rows, validate=False)
+
+    def pull(self, packed: np.ndarray, gids: np.ndarray, out: np.ndarray, rows: tuple[int, int]) -> None:
+        """Write rows `rows` of the gradient of `maximum`'s x to `out`: over the reversed edges."""
+        gather_max_pull(self.indptr, self.indices, packed, gids, out, rows=rows, validate=False)
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ class OracleSettings:
         Which degree normalises the source of an edge.
     eval_every : int
         Accuracies are kept for the versions 0, K, 2K, ... and the last one.
-    aggregator : {'mean', 'gcn'}
+    aggregator : {'mean', 'gcn', 'max'}
         Of GraphSAGE.
     l2_normalise : {'on', 'off'}
         Rows of GraphSAGE's hidden layers have norm 1.
@@ -94,7 +94,7 @@ class OracleSettings:
             "decay_scope": ("first", "all"),
             "feature_norm": ("none", "row", "standard"),
             "source_degree": ("in", "out"),
-            "aggregator": ("mean", "gcn"),
+            "aggregator": ("mean", "gcn", "max"),
             "l2_normalise": ("on", "off"),
             "epsilon": ("learned", "fixed"),
         }

@@ -24,6 +24,10 @@ RUNS = {
         {"features": 30, "sparse": True},
         {"model": "sage", "hidden": 8, "l2_normalise": "on", "intervals": 2, "feature_norm": "row"},
     ),
+    "sage, max": (
+        {"features": 20},
+        {"model": "sage", "aggregator": "max", "layers": 3, "hidden": 7, "intervals": 3},
+    ),
     "gin": (
         {"features": 20},
         {"model": "gin", "layers": 3, "hidden": 12, "intervals": 3, "feature_norm": "standard"},
