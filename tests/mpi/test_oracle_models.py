@@ -134,7 +134,7 @@ def test_empty_parts(comm, shared_tmp_path, model):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_ties_and_repeated_arcs(comm, shared_tmp_path, model):
-    """Of equal values the same vertex's is the largest in any partition, and once however many arcs bring it."""
+    """Of equal values the same vertex's counts in any partition, and once, however many arcs bring it."""
     graph = graphs.with_duplicates()
     graph.features[:] = graph.features[np.arange(graph.n) % 3]  # three kinds of vertices
     options = {"dtype": "float64", "epochs": 5, "hidden": 5, "intervals": 2, "dropout": 0.0, **MODELS[model]}
