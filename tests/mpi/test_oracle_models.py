@@ -75,9 +75,9 @@ CASES = {
     ),
     "weighted": (graphs.directed_weighted, 4, {"layers": 3, "hidden": 6, "intervals": 2, "dropout": 0.2}),
     "many arcs": (
-        partial(graphs.directed_random, 20, 150, classes=7),
+        partial(graphs.directed_random, 20, 150, classes=11),
         3,
-        {"layers": 3, "hidden": 5, "intervals": 2, "dropout": 0.2},
+        {"layers": 3, "hidden": 8, "intervals": 2, "dropout": 0.2},
     ),
     "isolated vertices": (graphs.isolated, 6, {"hidden": 5, "intervals": 3, **BOTH_DROPOUTS}),
     "a star of sources": (graphs.directed_star, 4, {"hidden": 5, "intervals": 2}),
