@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -312,9 +313,17 @@ def _edge_operand(part: Part, edges: Adjacency, settings: LoadSettings, *, forwa
 
 def _by_gid(part: Part, edges: Adjacency) -> np.ndarray:
     """Return the entries of each row by vertex id: of equal values the same one is first in any partition."""
-    gids = np.concatenate([part.gid, edges.ghost_gid])[edges.indices]
-    rows = np.repeat(np.arange(part.n_own), np.diff(edges.indptr))
-    return edges.indices[np.lexsort((gids, rows))]
+    gids, sorted_ = np.concatenate([part.gid, edges.ghost_gid]), np.empty_like(edges.indices)
+    starts = np.searchsorted(edges.indptr, np.arange(0, edges.n_edges, _SORTED_AT_ONCE))
+    for first, last in pairwise([*np.unique(starts).tolist(), part.n_own]):
+        begin, end = edges.indptr[first], edges.indptr[last]
+        rows = np.repeat(np.arange(first, last), np.diff(edges.indptr[first : last + 1]))
+        entries = edges.indices[begin:end]
+        sorted_[begin:end] = entries[np.lexsort((gids[entries], rows))]
+    return sorted_
+
+
+_SORTED_AT_ONCE = 1_000_000  # entries: sorting takes six times their memory
 
 
 def _scales(part: Part, edges: Adjacency, settings: LoadSettings, *, forward: bool) -> dict[str, Any]:

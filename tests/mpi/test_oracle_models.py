@@ -23,6 +23,7 @@ from distributed import (
 
 from dorylus_hpc.api import infer
 from dorylus_hpc.config import make_config
+from dorylus_hpc.engine import loading
 from dorylus_hpc.engine.model import build_program, load_settings
 from dorylus_hpc.nn.oracle import OracleSettings
 from dorylus_hpc.nn.params import plan_layout
@@ -133,8 +134,9 @@ def test_empty_parts(comm, shared_tmp_path, model):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_ties_and_repeated_arcs(comm, shared_tmp_path, model):
+def test_ties_and_repeated_arcs(comm, shared_tmp_path, model, monkeypatch):
     """Of equal values the same vertex's counts in any partition, and once, however many arcs bring it."""
+    monkeypatch.setattr(loading, "_SORTED_AT_ONCE", 3)
     graph = graphs.with_duplicates()
     graph.features[:] = graph.features[np.arange(graph.n) % 3]  # three kinds of vertices
     options = {"dtype": "float64", "epochs": 5, "hidden": 5, "intervals": 2, "dropout": 0.0, **MODELS[model]}
