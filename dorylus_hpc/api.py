@@ -13,6 +13,7 @@ from dorylus_hpc.config import TrainConfig, make_config
 from dorylus_hpc.engine.checkpoint import CHECKPOINT, SavedModel, load_model
 from dorylus_hpc.engine.inference import Predictions
 from dorylus_hpc.engine.inference import predict as run_prediction
+from dorylus_hpc.engine.lambda_backend import check_backend
 from dorylus_hpc.engine.trainer import TrainingResult
 from dorylus_hpc.engine.trainer import train as run_training
 from dorylus_hpc.errors import InputError
@@ -78,6 +79,7 @@ def train_on(
     """Prepare what is to be prepared, and train. Collective; see `fit`."""
     with private(comm) as own:
         roles = together(own, lambda: assign_roles(own, config.servers))
+        together(own, lambda: check_backend(config))
         source = _open_source(own, data)
         run_dir = Path(own.bcast(together(own, lambda: _make_run_dir(own, config))))
         folder = prepared_folder(own, source, run_dir, parts=roles.n_graph, report=progress)

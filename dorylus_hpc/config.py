@@ -138,7 +138,7 @@ class TrainConfig:
         "where dense tasks run: on the graph servers' cores, in AWS Lambda, or in a local service like it",
         choices=("cpu", "lambda", "lambda-local"),
     )
-    function: str = _option("dorylus-dense", "name or ARN of the Lambda function")
+    function: str = _option("dorylus-hpc", "name or ARN of the Lambda function")
     region: str = _option("", "AWS region; default that of the machine's AWS configuration")
     endpoint_url: str = _option("", "another service than AWS with the same interface")
     memory_mb: int = _option(

@@ -6,6 +6,7 @@ Importing this loads next to nothing; NumPy comes with the first task.
 from __future__ import annotations
 
 import itertools
+import os
 import platform
 import time
 from collections.abc import Mapping
@@ -43,7 +44,7 @@ def handler(event: Mapping[str, Any], context: Any = None) -> dict[str, Any]:
         whether this was the process's first call; ``seconds`` of ``connect``, ``fetch`` (from asking to the
         last input's arrival), ``compute`` (partly at the same time), ``send`` and ``total``; ``bytes_in``,
         ``bytes_out``; ``kept``, the number of inputs that were here already. For hello: the ``protocol``,
-        the versions of ``python`` and ``numpy``, and the ``machine``.
+        the versions of ``python`` and ``numpy``, the ``machine``, and the function's ``memory_mb``.
 
     Raises
     ------
@@ -77,7 +78,9 @@ def _sandbox() -> Sandbox:
 def _hello() -> dict[str, Any]:
     import numpy as np
 
+    memory = os.environ.get("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", "")
     return {
+        "memory_mb": int(memory) if memory.isdigit() else None,
         "protocol": VERSION,
         "python": platform.python_version(),
         "numpy": np.__version__,

@@ -96,9 +96,8 @@ class Sandbox:
         self._identity: tuple[str, bytes] | None = None  # run, and digest of its certificates
         self._context: ssl.SSLContext | None = None
         self._connections: dict[tuple[str, int], Connection] = {}
-        self._kept: dict[
-            tuple[str, int, str], dict[str, np.ndarray]
-        ] = {}  # by server and name: keys, oldest first
+        self._slots: list[Arrays] = []  # where chunks of the last task were received
+        self._kept: dict[tuple[str, int, str], Arrays] = {}  # by server and name: by key, the oldest first
 
     def work(self, event: Mapping[str, Any], limit: float | None = None) -> dict[str, Any]:
         """Do one task.
@@ -134,6 +133,7 @@ class Sandbox:
             connection.close()
         self._connections.clear()
         self._kept.clear()
+        self._slots.clear()
         self._context, self._identity = None, None
 
     def _turn_to(self, task: Task) -> None:
@@ -148,7 +148,8 @@ class Sandbox:
             self._identity = identity
 
     def _work(self, task: Task, limit: float) -> dict[str, Any]:
-        inputs = Inputs(task, {one.name: self._recall(task, one) for one in task.inputs})
+        kept = {one.name: self._recall(task, one) for one in task.inputs}
+        inputs = Inputs(task, kept, self._slots)
         began = time.perf_counter()
         connection, kind, length, connect = self._fetch(task, inputs.mask, limit)
         counts, reason, seconds = False, "", {"connect": connect, "fetch": 0.0, "compute": 0.0, "send": 0.0}
@@ -255,6 +256,8 @@ class Inputs:
     task
     kept
         By name: what the sandbox has already, or None.
+    slots
+        Buffers of the last task; replaced where they do not fit.
 
     Attributes
     ----------
@@ -266,32 +269,39 @@ class Inputs:
         How many are not.
     """
 
-    def __init__(self, task: Task, kept: Mapping[str, np.ndarray | None]) -> None:
+    def __init__(self, task: Task, kept: Mapping[str, np.ndarray | None], slots: list[Arrays]) -> None:
         self.whole: Arrays = {name: array for name, array in kept.items() if array is not None}
         self.kept = len(self.whole)
         self._wanted = [one for one in task.inputs if one.name not in self.whole]
         self.mask = sum(1 << place for place, one in enumerate(task.inputs) if one in self._wanted)
         self.wanted_bytes = sum(one.bytes_of() for one in self._wanted)
-        self._task = task
-        self._slots: list[Arrays] = []
+        self._task, self._slots = task, slots
 
     def receive_whole(self, connection: Connection) -> Arrays:
         """Receive the inputs that come first; return all without rows."""
-        most = max(stop - start for start, stop in self._task.bounds)
         for one in self._wanted:
             if not one.rows or one.key is not None:
                 self.whole[one.name] = np.empty(one.shape, one.dtype)
             if not one.rows:
                 connection.receive(as_bytes(self.whole[one.name]))
-        self._slots = [
-            {
-                one.name: np.empty((most, *one.shape[1:]), one.dtype)
-                for one in self._task.inputs
-                if one.name not in self.whole
-            }
-            for _ in range(min(_AHEAD + 1, len(self._task.bounds)))
-        ]
+        self._prepare_slots()
         return {one.name: self.whole[one.name] for one in self._task.inputs if not one.rows}
+
+    def _prepare_slots(self) -> None:
+        """Buffers for as many chunks as there are at once; the last task's, if they fit."""
+        most = max(stop - start for start, stop in self._task.bounds)
+        wanted = {
+            one.name: ((most, *one.shape[1:]), one.dtype)
+            for one in self._task.inputs
+            if one.name not in self.whole
+        }
+        count = min(_AHEAD + 1, len(self._task.bounds))
+        there = [{name: (array.shape, array.dtype) for name, array in slot.items()} for slot in self._slots]
+        if there != [wanted] * count:
+            self._slots[:] = [
+                {name: np.empty(shape, dtype) for name, (shape, dtype) in wanted.items()}
+                for _ in range(count)
+            ]
 
     def receive_rows(self, connection: Connection, chunk: int, start: int, stop: int) -> Arrays:
         """Receive a chunk; its arrays live until the chunk `_AHEAD` + 1 places after it is received."""

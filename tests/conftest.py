@@ -6,7 +6,7 @@ import pytest
 from hypothesis import settings
 
 # The asserts of these shared modules explain themselves as those of the tests do.
-pytest.register_assert_rewrite("distributed", "graphs")
+pytest.register_assert_rewrite("distributed", "graphs", "serverless")
 
 # The same examples in every run and on every rank, and no deadline: the machine may be busy.
 settings.register_profile("dorylus", deadline=None, derandomize=True, database=None)

@@ -116,19 +116,38 @@ def test_every_option_from_every_place(toml):
         "target_accuracy": 0.75,
         "patience": 7,
         "switch_margin": 0.05,
-        "dense_delay": 0.5,
-        "straggler": 2.0,
+        "backend": "lambda-local",
+        "function": "arn:aws:lambda:eu-west-1:123456789012:function:f",
+        "region": "eu-west-1",
+        "endpoint_url": "http://127.0.0.1:4566",
+        "memory_mb": 3538,
+        "function_timeout": 900,
+        "workers": 150,
+        "max_workers": 200,
+        "tls": "off",
+        "tensor_host": "10.0.0.5",
+        "tensor_port": 47100,
+        "task_fusion": "off",
+        "rematerialisation": "off",
+        "stream_rows": 256,
+        "budget_usd": 0.25,
+        "instance_type": "c5n.2xlarge",
+        "prices": "my prices.toml",
+        "local_latency": 0.05,
+        "local_bandwidth": 75e6,
+        "local_faults": "drop=0.1,seed=3",
         "trace_events": 0,
         "eval_every": 5,
         "run_dir": "runs/a 'quoted' \"name\"",
     }
-    one_choice = {"backend"}
-    of_other_models = {"source_degree", "epsilon"}
-    assert set(other) | one_choice | of_other_models == set(NAMES)
-    wanted = make_config(other)
-    assert all(getattr(wanted, name) != getattr(make_config({}), name) for name in other)
-    assert parse(*(word for name, value in other.items() for word in (flag(name), value))) == wanted
-    assert parse("--config", toml(wanted.to_toml())) == wanted
+    experiments = {"dense_delay": 0.5, "straggler": 2.0, "data": "digits"}  # on the CPU back end only
+    gcn, gin = {"source_degree": "out"}, {"model": "gin", "epsilon": "fixed"}
+    assert {*other, *experiments, *gcn, *gin} == set(NAMES)
+    for options in (other, experiments, {"data": "digits", **gcn}, {"data": "digits", **gin}):
+        wanted = make_config(options)
+        assert all(getattr(wanted, name) != getattr(make_config({}), name) for name in options)
+        assert parse(*(word for name, value in options.items() for word in (flag(name), value))) == wanted
+        assert parse("--config", toml(wanted.to_toml())) == wanted
 
 
 def test_toml_round_trip(toml):
@@ -171,19 +190,29 @@ WRONG = [
     *[("lr", value, "a positive number") for value in (0, -0.1, math.nan, math.inf)],
     *[("weight_decay", value, "a number >= 0") for value in (-1e-9, math.nan, math.inf)],
     *[(name, 0, "at least 1") for name in ("epochs", "eval_every")],
-    *[(name, -1, "at least 0") for name in ("servers", "intervals", "threads")],
+    *[(name, -1, "at least 0") for name in ("servers", "intervals", "threads", "workers", "stream_rows")],
     *[("seed", value, "0 to 2^63-1") for value in (-1, 2**63)],
     ("model", "mlp", "one of gcn, sage, gin"),
     ("aggregator", "lstm", "one of mean, gcn, max"),
     ("l2_normalise", "yes", "one of on, off"),
     ("epsilon", "zero", "one of learned, fixed"),
+    *[("memory_mb", value, "128 to 10240") for value in (127, 10241)],
+    *[("tensor_port", value, "0 to 65535") for value in (-1, 65536)],
+    ("max_workers", 0, "at least 1"),
+    *[("function_timeout", value, "a positive number") for value in (0, -1, math.nan, math.inf)],
+    *[
+        (name, value, "a number >= 0")
+        for name in ("budget_usd", "local_latency", "local_bandwidth")
+        for value in (-0.01, math.nan, math.inf)
+    ],
+    *[(name, "yes", "one of on, off") for name in ("tls", "task_fusion", "rematerialisation")],
     ("optimizer", "Adam", "one of adam, sgd"),
     ("decay_scope", "last", "one of first, all"),
     ("feature_norm", "rows", "one of none, row, standard"),
     ("source_degree", "both", "one of in, out"),
     ("dtype", "float16", "one of float32, float64"),
     ("mode", "", "one of nopipe, pipe"),
-    ("backend", "gpu", "one of cpu"),
+    ("backend", "gpu", "one of cpu, lambda, lambda-local"),
 ]
 WRONG_TYPES = [
     ("epochs", "3", "wants a whole number"),
@@ -246,6 +275,53 @@ def test_wrong_command_lines(words, said):
     with pytest.raises(InputError) as caught:
         parse("--data", "digits", *words)
     assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"weight_update": "interval"}, "--weight-update interval is for --mode async, not pipe"),
+        ({"switch_margin": 0.1, "mode": "async"}, "--switch-margin is for --mode async with a --target-acc"),
+        ({"switch_margin": 0.1, "target_accuracy": 0.5}, "--switch-margin is for --mode async with a --targ"),
+        *[
+            (
+                {"backend": backend, name: 2.0},
+                f"--dense-delay and --straggler are for --backend cpu, not {backend}",
+            )
+            for backend in ("lambda", "lambda-local")
+            for name in ("dense_delay", "straggler")
+        ],
+        ({"workers": 101}, "--workers 101 is more than --max-workers 100"),
+        ({"workers": 3, "max_workers": 2, "backend": "lambda"}, "--workers 3 is more than --max-workers 2"),
+        *[
+            ({"backend": backend, name: value}, f"{flag(name)} is for --backend lambda-local, not {backend}")
+            for backend in ("cpu", "lambda")
+            for name, value in (
+                ("local_latency", 0.1), ("local_bandwidth", 1e6), ("local_faults", "drop=0.1")
+            )
+        ],
+    ],
+)  # fmt: skip
+def test_options_that_do_not_go_together(toml, options, said):
+    with pytest.raises(InputError) as caught:
+        make_config(options)
+    assert str(caught.value).startswith(said)
+    with pytest.raises(InputError) as again:
+        parse("--data", "digits", *(word for name, value in options.items() for word in (flag(name), value)))
+    assert str(again.value) == str(caught.value)
+    path = toml("".join(f"{name} = {json.dumps(value)}\n" for name, value in options.items()))
+    with pytest.raises(InputError) as filed:
+        parse("--data", "digits", "--config", path)
+    assert str(filed.value) == f"--config {path}: {caught.value}"
+
+
+def test_options_that_go_together():
+    """The limits of what is refused above."""
+    make_config({"workers": 100})
+    make_config({"workers": 2, "max_workers": 2, "backend": "lambda"})
+    make_config({"backend": "lambda", "dense_delay": 0.0, "straggler": 1.0, "local_latency": 0.0})
+    make_config({"backend": "lambda-local", "local_latency": 0.1, "local_bandwidth": 1e6, "mode": "async"})
+    make_config({"switch_margin": 0.1, "mode": "async", "target_accuracy": 0.5})
 
 
 def test_no_data():

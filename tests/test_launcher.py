@@ -259,3 +259,33 @@ def test_python_without_venv_is_said(run, tmp_path):
     result = run("setup", DORYLUS_PYTHON=str(bare))
     assert result.returncode == 1
     assert "has no venv module" in result.stderr
+
+
+def test_what_lambda_needs_is_installed_when_it_is_asked_for(run, launcher, tmp_path):
+    log = tmp_path / "log"
+    python = tmp_path / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    (tmp_path / "venv" / "pyvenv.cfg").touch()
+    python.write_text(
+        f"""#!/bin/sh
+case "$*" in
+    "-m pip install "*) for last; do :; done; echo "${{last##*[}}" >>{log} ;;
+    "- "*) cat >/dev/null; echo fingerprint ;;
+esac
+"""
+    )
+    python.chmod(0o755)
+    mpirun = launcher("mpich", "echo size 2")
+
+    def installed(*arguments):
+        log.write_text("")
+        assert run(*arguments, DORYLUS_MPIRUN=mpirun).returncode == 0
+        return log.read_text().split()
+
+    assert installed("train", "--data", "lambda.npz") == ["demo]"]
+    assert installed("train", "--data", "digits", "--backend", "cpu") == []
+    assert installed("-n", "2", "train", "--backend", "lambda-local") == ["demo,lambda-local]"]
+    for words in (["train", "--backend=lambda"], ["deploy", "status"], ["train", "--data", "digits"]):
+        assert installed(*words) == []
+    (tmp_path / "venv" / ".dorylus" / "lambda-local").unlink()
+    assert installed("deploy", "status") == ["demo,lambda-local]"]

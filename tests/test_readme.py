@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 from contextlib import redirect_stdout
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,8 +18,14 @@ import pytest
 
 import cython_kernels
 from bench import accuracy, epoch_time, kernels, overlap, pipelining, staleness
-from dorylus_hpc import predict, prepare
+from dorylus_hpc import deploy, predict, prepare
 from dorylus_hpc.config import UNAVAILABLE_OPTIONS, UNAVAILABLE_VALUES, TrainConfig, parse_train
+from dorylus_hpc.report.cost import load_prices
+from dorylus_hpc.serverless import archive
+from dorylus_hpc.serverless.controller import LambdaAccount
+from dorylus_hpc.serverless.local import settings as local
+from dorylus_hpc.serverless.local.faults import Faults
+from dorylus_hpc.serverless.policies import LOGS_POLICY, Names, caller_policy, role_policies
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -26,6 +33,9 @@ PARSERS = {
     "prepare": lambda arguments: prepare.build_parser().parse_args(arguments),
     "train": lambda arguments: parse_train(arguments, "train"),
     "predict": predict._parse,
+    "deploy": deploy.parse,
+    "serverless.archive": archive.build_parser().parse_args,
+    "serverless.local": local.parse,
     "bench.accuracy": accuracy.parser().parse_args,
     "bench.epoch_time": epoch_time.parser().parse_args,
     "bench.kernels": kernels.parse,
@@ -37,6 +47,7 @@ SHORTEST = {
     "prepare": ["graph.npz", "-o", "folder", "--parts", "1"],
     "train": ["--data", "digits"],
     "predict": ["--run-dir", "run", "--data", "digits", "-o", "file.npz"],
+    "deploy": ["up"],
 }
 TOOLS = {"ruff", "mypy", "python"}
 
@@ -226,6 +237,42 @@ def test_files_of_a_run(examples):
     assert set(rows) == left
     line = json.loads((examples.run_dir / "metrics.jsonl").read_text().splitlines()[0])
     assert set(code(rows["metrics.jsonl"])) == set(line)
+
+
+# ---- Lambda ----
+
+
+def test_keys_of_lambda_are_those_of_an_account():
+    rows = table("more keys of `lambda` in a run on Lambda")
+    told = [key for keys, _ in rows for key in code(keys)]
+    assert sorted(told) == sorted(field.name for field in fields(LambdaAccount))
+
+
+def test_faults_are_those_of_the_local_service():
+    start = TEXT.index("`--local-faults` makes")
+    told = code(TEXT[start : TEXT.index("```", start)])
+    assert sorted(told[1:]) == sorted(field.name for field in fields(Faults))
+    with_faults = [words for words in commands() if "--local-faults" in words]
+    assert with_faults
+    for words in with_faults:
+        Faults.parse(words[words.index("--local-faults") + 1])
+
+
+def test_prices_of_the_example_are_taken(tmp_path):
+    (example,) = blocks("toml")
+    (tmp_path / "prices.toml").write_text(example)
+    ours, packaged = load_prices(tmp_path / "prices.toml"), load_prices()
+    assert ours.dated == "2027-01"
+    assert ours.ec2_hour == {**packaged.ec2_hour, "c5n.2xlarge": 0.15} != packaged.ec2_hour
+    assert ours.gb_second == packaged.gb_second
+
+
+def test_policies_are_those_that_deploy_makes():
+    names = Names("dorylus-hpc", "us-east-1", "ACCOUNT")
+    told = [json.loads(block) for block in blocks("json")]
+    assert told == [caller_policy(names), role_policies(names, network=False)[LOGS_POLICY]]
+    assert TrainConfig().function == names.function == PARSERS["deploy"](["up"]).function
+    assert local.LocalSettings().function == names.function
 
 
 # ---- kernels ----

@@ -5,15 +5,17 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
+import time
 
 import graphs
 import numpy as np
 import pytest
-from jobs import run_table
+from jobs import run_table, write_ring
 
 from dorylus_hpc.graph.data import TEST, TRAIN, VALIDATION
 from dorylus_hpc.graph.preparation import prepare_folder
 from dorylus_hpc.graph.store import read_manifest, read_part
+from dorylus_hpc.report.cost import load_prices
 from dorylus_hpc.report.metrics import Accuracies, History, MetricsFile, accuracies
 from dorylus_hpc.report.progress import Progress
 from dorylus_hpc.report.summary import write_json
@@ -70,14 +72,23 @@ RUNS = {
     "sparse": ("sparse", 3, "--epochs 5"),
     "training_only": ("training_only", 3, "--epochs 3 --servers 2"),
     "diverse": ("symmetric", 3, "--epochs 5 --optimizer sgd --lr 0.5 --servers 1 --intervals 4 --threads 2"),
+    "priced": ("directed", 3, "--epochs 6 --dropout 0.4 --servers 1 --instance-type c5n.2xlarge"),
+    "own_prices": ("directed", 3, "--epochs 6 --dropout 0.3 --instance-type our.own --prices prices.toml"),
 }
 HIDDEN = 5
+PRICES = """
+dated = "2031-02"
+[regions.us-east-1.ec2_hour]
+"our.own" = 3600.0
+"""
+SERVER_HOUR = {"priced": 0.432, "own_prices": 3600.0}  # of one
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """All runs and their predictions."""
     folder = tmp_path_factory.mktemp("runs")
+    (folder / "prices.toml").write_text(PRICES)
     table = {}
     for name, (graph, parts, options) in RUNS.items():
         data = folder / f"{graph}{parts}"
@@ -90,7 +101,9 @@ def folder(tmp_path_factory):
             output = f"{name}/{which}.npz"
             asked = ["--run-dir", name, "--data", data, "--weights", which, "-o", output]
             table[f"{which} of {name}"] = ("predict", asked)
+    began = time.perf_counter()
     ended = run_table(3, table, folder)
+    (folder / "seconds.json").write_text(json.dumps(time.perf_counter() - began))
     for name in table:
         assert name in ended, "the job ended, or hung, here"
         assert [rank.status for rank in ended[name]] == [0, 0, 0], ended[name][0].err
@@ -173,11 +186,78 @@ def test_task_seconds_are_of_what_ran(run):
         assert seconds["SC"] == seconds["dSC"] == seconds["dGA"] == 0
 
 
-def test_what_this_version_does_not_do_is_zero_or_null(run):
+def test_what_a_run_does_not_use_is_zero(run):
     _, summary, _ = run
-    assert set(summary["lambda"].values()) == {0}
-    assert set(summary["cost"].values()) == {None}
+    assert summary["lambda"] == dict.fromkeys(KEYS["lambda"].split(), 0)
+    assert summary["cost"]["lambda_compute"] == summary["cost"]["lambda_requests"] == 0.0
     assert set(summary["staleness"].values()) == {0}
+
+
+# ---- cost
+
+
+def test_machines_without_a_type_have_no_price(run):
+    """A part must not be taken for the whole: then there is no total."""
+    name, summary, lines = run
+    cost = summary["cost"]
+    assert cost["currency"] == "USD"
+    assert cost["prices_dated"] == ("2031-02" if name == "own_prices" else load_prices().dated)
+    if name in SERVER_HOUR:
+        return
+    assert cost["graph_servers"] is None and cost["total"] is None
+    assert cost["parameter_servers"] == (None if summary["ranks"]["parameter_servers"] else 0.0)
+    assert {line["cost"] for line in lines} == {line["total_cost"] for line in lines} == {0.0}
+
+
+@pytest.mark.parametrize("name", SERVER_HOUR)
+def test_machines_are_billed_by_the_second(folder, name):
+    summary = json.loads((folder / name / "summary.json").read_text())
+    lines = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
+    cost, ranks, rate = summary["cost"], summary["ranks"], SERVER_HOUR[name] / 3600
+    for kind in ("graph_servers", "parameter_servers"):
+        if ranks[kind] == 0:
+            assert cost[kind] == 0
+            continue
+        billed = cost[kind] / rate / ranks[kind]  # seconds: of the epochs at least, at most of the job
+        assert billed >= sum(line["seconds"] for line in lines) * (1 - 1e-9)
+        assert billed < json.loads((folder / "seconds.json").read_text())
+    assert cost["total"] == cost["graph_servers"] + cost["parameter_servers"] > 0
+    assert cost["parameter_servers"] == pytest.approx(
+        cost["graph_servers"] * ranks["parameter_servers"] / ranks["graph_servers"], rel=1e-9
+    )
+    assert [line["total_cost"] for line in lines] == pytest.approx(
+        list(itertools.accumulate(line["cost"] for line in lines)), rel=1e-9
+    )
+    totals = [line["total_cost"] for line in lines]
+    spent = itertools.accumulate(line["seconds"] for line in lines)
+    assert all(total >= 3 * rate * seconds * (1 - 1e-9) for total, seconds in zip(totals, spent, strict=True))
+    assert all(line["cost"] > 0 for line in lines) and totals[-1] <= cost["total"] * (1 + 1e-9)
+
+
+def test_prices_that_are_wrong_end_a_run_before_it_begins(tmp_path):
+    write_ring(tmp_path / "ring.npz", n=60, features=5)
+    (tmp_path / "prices.toml").write_text(PRICES)
+    (tmp_path / "old.toml").write_text(PRICES.replace("dated", "date"))
+    common = ["--data", "ring.npz", "--epochs", 2, "--instance-type"]
+    cases = {
+        "unknown": ("train", [*common, "c5n.2xlage"]),
+        "only with the file": ("train", [*common, "our.own"]),
+        "region": ("train", [*common, "c5.large", "--region", "eu-west-1"]),
+        "no file": ("train", [*common, "c5.large", "--prices", "none.toml"]),
+        "key": ("train", [*common, "c5.large", "--prices", "old.toml"]),
+    }
+    said = {
+        "unknown": "--instance-type c5n.2xlage: no price in us-east-1 (near: c5n.2xlarge,",
+        "only with the file": "--instance-type our.own: no price in us-east-1 (",
+        "region": "--region eu-west-1: no prices for it in the packaged prices (",
+        "no file": "prices none.toml: cannot be read: ",
+        "key": "prices old.toml: unknown key 'date': did you mean 'dated'?",
+    }
+    ended = run_table(2, cases, tmp_path)
+    for name, ranks in ended.items():
+        assert [rank.status for rank in ranks] == [2, 2], name
+        assert ranks[0].err.count("\n") == 1 and ranks[1].err == ""
+        assert ranks[0].err.startswith(f"python -m dorylus_hpc.train: error: {said[name]}")
 
 
 def rows_between_ranks(folder, name, direction):

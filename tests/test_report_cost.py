@@ -55,12 +55,14 @@ def test_within_a_family_prices_follow_the_size():
 
 @pytest.mark.parametrize(("kind", "near"), [("c5n.2xlrge", "c5n.2xlarge"), ("c5n-2xlarge", "c5n.2xlarge")])
 def test_an_unknown_type_lists_what_is_near(kind, near):
-    with pytest.raises(InputError, match=f"'{kind}' in us-east-1 .near: .*{near}"):
+    with pytest.raises(InputError, match=f"--instance-type {kind}: no price in us-east-1 .near: .*{near}"):
         load_prices().instance(kind)
 
 
 def test_an_unknown_type_unlike_any_lists_all():
-    with pytest.raises(InputError, match=r"'~' in us-east-1 \(known: c5\.large, .*r7g\.8xlarge\)"):
+    with pytest.raises(
+        InputError, match=r"--instance-type ~: no price in us-east-1 \(known: c5\.large, .*r7g\.8xlarge\)"
+    ):
         load_prices().instance("~")
 
 
@@ -85,13 +87,15 @@ def test_own_region(own):
     )
     prices = load_prices(own(text), region="eu-central-1")
     assert (prices.gb_second["x86_64"], prices.ec2_hour) == (1.7e-5, {})
-    with pytest.raises(InputError, match=r"region eu-west-1 in .*regions there: us-east-1, eu-central-1"):
+    with pytest.raises(
+        InputError, match=r"region eu-west-1: no prices .*regions there: us-east-1, eu-central-1"
+    ):
         load_prices(own(text), region="eu-west-1")
 
 
 def test_a_region_without_a_price_of_lambda_is_refused(own):
     path = own('dated = "2027-01"\n[regions.x.lambda]\nper_million_requests = 0.2\n')
-    with pytest.raises(InputError, match="no price 'gb_second' for the region x"):
+    with pytest.raises(InputError, match="--region x: no price 'gb_second' for it"):
         load_prices(path, region="x")
 
 

@@ -6,15 +6,20 @@ import json
 import stat
 import subprocess
 import sys
+import threading
 import zipfile
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from dorylus_hpc.errors import InputError
 from dorylus_hpc.serverless import archive
+from dorylus_hpc.serverless.certificates import make_credentials
+from dorylus_hpc.serverless.claim import Claim
+from dorylus_hpc.serverless.tensor_server import Block, TensorServer
 
 LAMBDA_PKG = Path(archive.lambda_pkg.__path__[0])
 
@@ -133,6 +138,36 @@ def test_unpacked_alone_the_handler_answers(unpacked):
     )
     assert answer["protocol"] == archive.lambda_pkg.VERSION
     assert answer["numpy"] == metadata.version("numpy")
+
+
+def test_unpacked_alone_the_handler_serves_a_task(unpacked):
+    """A worker that has the archive and nothing else: TLS, inputs, products, results."""
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(50, 8)).astype(np.float32), rng.normal(size=(8, 3)).astype(np.float32)
+    y, accepted = np.zeros((50, 3), np.float32), threading.Event()
+    run = make_credentials("archive")
+    with TensorServer(context=run.server_context()) as server:
+        token = server.offer([Block(x, True), Block(w, False)], [y], 20, Claim(accepted.set))
+        event = {
+            "protocol": archive.lambda_pkg.VERSION,
+            "run": "archive",
+            "server": {"host": server.address[0], "port": server.address[1]},
+            "tls": run.descriptor(),
+            "token": token,
+            "ops": [["apply_vertex", {}, ["x", "w"], ["y"]]],
+            "inputs": [
+                {"name": "x", "dtype": "<f4", "shape": [50, 8], "rows": True, "key": None},
+                {"name": "w", "dtype": "<f4", "shape": [8, 3], "rows": False, "key": "w@1"},
+            ],
+            "outputs": [{"name": "y", "dtype": "<f4", "shape": [50, 3], "rows": True}],
+            "chunk": 20,
+            "seconds": 30.0,
+        }
+        program = f"import json, lambda_pkg.handler as h; print(json.dumps(h.handler({event!r}, None)))"
+        answer = alone(unpacked, program)
+    assert answer["accepted"] and answer["cold"] and answer["bytes_in"] >= x.nbytes + w.nbytes
+    assert accepted.is_set()
+    np.testing.assert_allclose(y, x @ w, rtol=1e-5, atol=1e-6)
 
 
 def test_the_linked_folder_is_the_unpacked_archive(built, tmp_path):

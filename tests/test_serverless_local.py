@@ -241,7 +241,7 @@ def test_the_second_call_finds_the_sandbox_warm(probe):
 
 
 def test_the_handler_sees_event_and_context(plain):
-    response = plain.client().invoke(FunctionName="dorylus-dense", Payload=b'["\xc3\xa4", 1.5, null]')
+    response = plain.client().invoke(FunctionName="dorylus-hpc", Payload=b'["\xc3\xa4", 1.5, null]')
     answer = json.loads(response["Payload"].read())
     assert answer["event"] == ["ä", 1.5, None]
     assert answer["id"] == response["ResponseMetadata"]["RequestId"]
@@ -252,14 +252,14 @@ def test_the_handler_sees_event_and_context(plain):
 
 
 def test_no_payload_is_an_empty_event(plain):
-    response = plain.client().invoke(FunctionName="dorylus-dense")
+    response = plain.client().invoke(FunctionName="dorylus-hpc")
     assert json.loads(response["Payload"].read())["pid"] > 0
 
 
 @pytest.mark.parametrize(
     "name",
-    ["dorylus-dense", "dorylus-dense:$LATEST", "arn:aws:lambda:us-east-1:000000000000:function:dorylus-dense",
-     "000000000000:function:dorylus-dense"],
+    ["dorylus-hpc", "dorylus-hpc:$LATEST", "arn:aws:lambda:us-east-1:000000000000:function:dorylus-hpc",
+     "000000000000:function:dorylus-hpc"],
 )  # fmt: skip
 def test_the_function_has_all_its_names(plain, name):
     assert plain.client().invoke(FunctionName=name)["StatusCode"] == 200
@@ -271,7 +271,7 @@ def test_log_tail_as_aws_has_it(probe):
 
         def tail(text):
             payload = json.dumps({"do": "say", "text": text}).encode()
-            response = client.invoke(FunctionName="dorylus-dense", Payload=payload, LogType="Tail")
+            response = client.invoke(FunctionName="dorylus-hpc", Payload=payload, LogType="Tail")
             return response["ResponseMetadata"]["RequestId"], base64.b64decode(response["LogResult"]).decode()
 
         request_id, log = tail("hello")
@@ -291,7 +291,7 @@ def test_log_tail_as_aws_has_it(probe):
         assert "hello" not in log
         _, log = tail("x" * 10_000)
         assert len(log) == 4096 and log.startswith("xxx") and "Max Memory Used" in log
-        response = client.invoke(FunctionName="dorylus-dense")
+        response = client.invoke(FunctionName="dorylus-hpc")
         assert "LogResult" not in response
 
 
@@ -303,28 +303,24 @@ def test_what_sandboxes_print_goes_to_the_log(probe, tmp_path):
 
 def test_a_dry_run_runs_nothing(plain):
     before = plain.statistics()["invocations"]
-    response = plain.client().invoke(FunctionName="dorylus-dense", InvocationType="DryRun", Payload=b"{}")
+    response = plain.client().invoke(FunctionName="dorylus-hpc", InvocationType="DryRun", Payload=b"{}")
     assert response["StatusCode"] == 204
     assert plain.statistics()["invocations"] == before
 
 
 def test_the_function_describes_itself(plain):
     client = plain.client()
-    client.get_waiter("function_active_v2").wait(
-        FunctionName="dorylus-dense", WaiterConfig={"MaxAttempts": 1}
-    )
-    client.get_waiter("function_updated_v2").wait(
-        FunctionName="dorylus-dense", WaiterConfig={"MaxAttempts": 1}
-    )
-    function = client.get_function(FunctionName="dorylus-dense")
-    configuration = client.get_function_configuration(FunctionName="dorylus-dense")
+    client.get_waiter("function_active_v2").wait(FunctionName="dorylus-hpc", WaiterConfig={"MaxAttempts": 1})
+    client.get_waiter("function_updated_v2").wait(FunctionName="dorylus-hpc", WaiterConfig={"MaxAttempts": 1})
+    function = client.get_function(FunctionName="dorylus-hpc")
+    configuration = client.get_function_configuration(FunctionName="dorylus-hpc")
     configuration.pop("ResponseMetadata")
     assert function["Configuration"] == configuration
     assert (configuration["MemorySize"], configuration["Timeout"]) == (1769, 60)
     assert configuration["Runtime"] == f"python3.{sys.version_info.minor}"
     assert configuration["State"] == "Active"
     assert len(base64.b64decode(configuration["CodeSha256"])) == 32
-    reserved = client.get_function_concurrency(FunctionName="dorylus-dense")
+    reserved = client.get_function_concurrency(FunctionName="dorylus-hpc")
     assert reserved["ReservedConcurrentExecutions"] == 3
 
 
@@ -334,7 +330,7 @@ def test_a_zip_is_the_code(probe, tmp_path):
         opened.writestr("inner/__init__.py", "")
     with running(tmp_path / "a.zip", handler="inner.probe.handler") as service:
         assert call(service)[0]["count"] == 1
-        digest = service.client().get_function_configuration(FunctionName="dorylus-dense")["CodeSha256"]
+        digest = service.client().get_function_configuration(FunctionName="dorylus-hpc")["CodeSha256"]
     assert digest == base64.b64encode(hashlib.sha256((tmp_path / "a.zip").read_bytes()).digest()).decode()
 
 
@@ -399,18 +395,18 @@ def test_answers_and_requests_that_are_too_large(plain):
 def test_requests_that_make_no_sense(plain):
     client = plain.client()
     with pytest.raises(client.exceptions.InvalidRequestContentException, match="Could not parse"):
-        client.invoke(FunctionName="dorylus-dense", Payload=b"{no json")
+        client.invoke(FunctionName="dorylus-hpc", Payload=b"{no json")
     for name in (
         "another",
-        "dorylus-dense:7",
-        "arn:aws:lambda:eu-west-1:000000000000:function:dorylus-dense",
+        "dorylus-hpc:7",
+        "arn:aws:lambda:eu-west-1:000000000000:function:dorylus-hpc",
     ):
         with pytest.raises(client.exceptions.ResourceNotFoundException, match="Function not found: arn:aws"):
             client.invoke(FunctionName=name)
     with pytest.raises(client.exceptions.InvalidParameterValueException, match="Event"):
-        client.invoke(FunctionName="dorylus-dense", InvocationType="Event")
+        client.invoke(FunctionName="dorylus-hpc", InvocationType="Event")
     with pytest.raises(ClientError, match="not in the local service"):
-        client.delete_function(FunctionName="dorylus-dense")
+        client.delete_function(FunctionName="dorylus-hpc")
 
 
 # Who may call.
@@ -430,10 +426,10 @@ def test_only_the_runs_own_key_may_call(plain):
         ((plain.access_key, plain.secret_key, "eu-west-1"), "InvalidSignatureException"),
     ):
         with pytest.raises(ClientError) as caught:
-            client(*keys).invoke(FunctionName="dorylus-dense")
+            client(*keys).invoke(FunctionName="dorylus-hpc")
         assert caught.value.response["Error"]["Code"] == error
         assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 403
-    for path in ("/local/statistics", "/2015-03-31/functions/dorylus-dense", "/"):
+    for path in ("/local/statistics", "/2015-03-31/functions/dorylus-hpc", "/"):
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(plain.endpoint_url + path)
         with refused.value:
@@ -547,7 +543,8 @@ def test_a_sandbox_is_alone(tmp_path, probe, monkeypatch):
     with running(tmp_path / "code", memory_mb=512) as service:
         seen = call(service, "look_around")[0]
     environment = seen["environment"]
-    assert set(environment) - {"LD_LIBRARY_PATH", "LC_CTYPE"} == {
+    arithmetic = {name for name in os.environ if name.startswith(("OPENBLAS_", "NPY_"))}
+    assert set(environment) - arithmetic - {"LD_LIBRARY_PATH", "LC_CTYPE"} | {"OPENBLAS_NUM_THREADS"} == {
         "AWS_DEFAULT_REGION", "AWS_EXECUTION_ENV", "AWS_LAMBDA_FUNCTION_MEMORY_SIZE",
         "AWS_LAMBDA_FUNCTION_NAME", "AWS_LAMBDA_FUNCTION_VERSION", "AWS_LAMBDA_INITIALIZATION_TYPE",
         "AWS_LAMBDA_LOG_GROUP_NAME", "AWS_LAMBDA_LOG_STREAM_NAME", "AWS_LAMBDA_RUNTIME_API", "AWS_REGION",
@@ -603,9 +600,9 @@ from pathlib import Path
 from dorylus_hpc.serverless.local import LocalService, LocalSettings
 with LocalService(LocalSettings(archive=Path(sys.argv[1]), handler="probe.handler")) as service:
     client = service.client()
-    client.invoke(FunctionName="dorylus-dense")
+    client.invoke(FunctionName="dorylus-hpc")
     print(service.pid, *service.statistics()["pids"]["idle"], service._folder, flush=True)
-    client.invoke(FunctionName="dorylus-dense", Payload=b'{"do": "wait"}')
+    client.invoke(FunctionName="dorylus-hpc", Payload=b'{"do": "wait"}')
 """
 
 
@@ -642,7 +639,7 @@ def test_a_service_alone_says_how_to_reach_it_and_ends_by_a_signal(probe, tmp_pa
             "lambda", endpoint_url=said["endpoint_url"], region_name=said["region"],
             aws_access_key_id="mine", aws_secret_access_key="hidden",
         )  # fmt: skip
-        assert json.loads(client.invoke(FunctionName="dorylus-dense")["Payload"].read())["count"] == 1
+        assert json.loads(client.invoke(FunctionName="dorylus-hpc")["Payload"].read())["count"] == 1
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0
     assert not Path(said["folder"]).exists()

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dorylus_hpc.serverless.attempts import Attempts
 from dorylus_hpc.serverless.certificates import Credentials, make_credentials
 from dorylus_hpc.serverless.claim import Claim
 from dorylus_hpc.serverless.tensor_server import Block, TensorServer
@@ -134,6 +135,16 @@ def test_a_task(sandbox, credentials: Credentials | None, rows, chunk):
         sandbox.close()
 
 
+def test_tasks_of_other_shapes_in_turn(server, sandbox):
+    """Buffers of the task before are used where they fit only."""
+    for seed, (rows, chunk) in enumerate(
+        [(10, 3), (10, 3), (9, 3), (6, 3), (10, 4), (3, 0), (10, 3), (0, 0)]
+    ):
+        job = Job(server, rows, chunk, seed)
+        assert sandbox.work(job.event(job.offer()))["accepted"]
+        job.expect()
+
+
 def test_the_handler_answers_in_json(server, monkeypatch):
     monkeypatch.setattr(handler, "_calls", iter(range(3)))
     cold = []
@@ -151,8 +162,13 @@ def test_the_handler_answers_in_json(server, monkeypatch):
     handler._sandbox().close()
 
 
-def test_hello():
+@pytest.mark.parametrize(("told", "memory"), [("1769", 1769), ("", None), (None, None)])
+def test_hello(monkeypatch, told, memory):
+    monkeypatch.delenv("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", raising=False)
+    if told is not None:
+        monkeypatch.setenv("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", told)
     assert handler.handler({"hello": True}) == {
+        "memory_mb": memory,
         "protocol": VERSION,
         "python": platform.python_version(),
         "numpy": np.__version__,
@@ -296,6 +312,23 @@ def test_a_kept_connection_that_is_dead_is_replaced(sandbox):
         assert report["seconds"]["connect"] > 0
         job.expect()
         sandbox.close()
+
+
+def test_a_kept_connection_that_is_slow_is_not_tried_again(server, sandbox, monkeypatch):
+    job = Job(server)
+    sandbox.work(job.event(job.offer()))
+    fetch, go_on = Attempts.fetch, threading.Event()
+
+    def slow(*arguments):
+        assert go_on.wait(30)
+        return fetch(*arguments)
+
+    monkeypatch.setattr(Attempts, "fetch", slow)
+    job = Job(server)
+    with pytest.raises(TensorServerError, match="TimeoutError: timed out"):
+        sandbox.work(job.event(job.offer(), seconds=0.1))
+    go_on.set()
+    assert server.statistics.connections == 1
 
 
 def test_nobody_listens(sandbox):

@@ -11,7 +11,9 @@ import importlib.util
 import secrets
 import socket
 import ssl
+import sys
 from contextlib import ExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, cast
 
@@ -22,7 +24,7 @@ from dorylus_hpc.comm.launch import start_mpi
 from dorylus_hpc.config import TrainConfig
 from dorylus_hpc.engine.dense_tasks import Offload
 from dorylus_hpc.errors import InputError
-from dorylus_hpc.report.cost import Prices
+from dorylus_hpc.report.cost import DEFAULT_REGION, Prices, load_prices
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -48,7 +50,38 @@ def check_packages(config: TrainConfig) -> None:
     """
     missing = [name for name in _NEEDED.get(config.backend, ()) if importlib.util.find_spec(name) is None]
     if missing:
-        raise InputError(f"--backend {config.backend} needs packages: pip install {' '.join(missing)}")
+        raise InputError(
+            f"--backend {config.backend} needs packages: {sys.executable} -m pip install {' '.join(missing)}"
+        )
+
+
+def check_backend(config: TrainConfig) -> Prices:
+    """Refuse, before anything is prepared, what the back end's options get wrong.
+
+    Returns
+    -------
+    Prices
+        Of the region.
+
+    Raises
+    ------
+    InputError
+        Packages are missing, there are no prices, or faults are not understood.
+    """
+    check_packages(config)
+    region = config.region
+    if config.backend == "lambda" and not region:
+        import botocore.session
+
+        region = botocore.session.get_session().get_config_variable("region") or ""
+    prices = load_prices(Path(config.prices) if config.prices else None, region=region or DEFAULT_REGION)
+    if config.instance_type:
+        prices.instance(config.instance_type)
+    if config.local_faults:
+        from dorylus_hpc.serverless.local import Faults
+
+        Faults.parse(config.local_faults)
+    return prices
 
 
 def offload_of(config: TrainConfig) -> Offload | None:
@@ -86,6 +119,8 @@ class LambdaBackend:
     workers : int
         As given.
     controller : Controller
+    architecture : str
+        Of the function's processors.
     """
 
     def __init__(self, comm: Intracomm, config: TrainConfig, *, workers: int, prices: Prices) -> None:
@@ -94,6 +129,7 @@ class LambdaBackend:
         self._node: Intracomm | None = None
         self._service: LocalService | None = None
         self.controller: Controller
+        self.architecture = "x86_64"
 
     def __enter__(self) -> Self:
         """Open everything."""
@@ -141,13 +177,20 @@ class LambdaBackend:
             comm, lambda: Invoker(account, connections=connections, seconds=config.function_timeout)
         )
         stack.callback(invoker.close)
-        there = together(comm, invoker.check)
+        checked = together(comm, invoker.check)
+        there = checked.answer or {}
         if first and there.get("numpy") != np.__version__:
             write_line(
                 f"Lambda function {config.function} has NumPy {there.get('numpy')}, this machine "
                 f"{np.__version__}: results may differ in their last bits between runs"
             )
-        architecture = "arm64" if there.get("machine") in ("aarch64", "arm64") else "x86_64"
+        self.architecture = "arm64" if there.get("machine") in ("aarch64", "arm64") else "x86_64"
+        memory = there.get("memory_mb") or config.memory_mb
+        if first and memory != config.memory_mb:
+            write_line(
+                f"Lambda function {config.function} has {memory} MB, not --memory-mb {config.memory_mb}: "
+                "cost is counted with what it has"
+            )
         server = together(comm, lambda: self._tensor_server(credentials and credentials.server_context()))
         stack.enter_context(server)
         settings = Settings(
@@ -157,10 +200,11 @@ class LambdaBackend:
             workers=self.workers,
             most_workers=config.max_workers,
             threads=config.threads,
-            memory_mb=config.memory_mb,
+            memory_mb=memory,
             seconds=config.function_timeout,
+            timeout=config.function_timeout,
             budget=config.budget_usd / comm.Get_size(),
-            price_gb_second=self._prices.gb_second[architecture],
+            price_gb_second=self._prices.gb_second[self.architecture],
             price_request=self._prices.per_million_requests / 1e6,
         )
         rank = comm.Get_rank()
@@ -173,6 +217,7 @@ class LambdaBackend:
                 seed=rank,
             )
         )
+        self.controller.count(checked)
 
     def _tensor_server(self, context: ssl.SSLContext | None) -> TensorServer:
         from dorylus_hpc.serverless.tensor_server import TensorServer

@@ -85,6 +85,8 @@ class Recorder:
         Where each epoch is told.
     bill
         Prices of the run's machines and of Lambda.
+    began
+        When the run began, by `time.perf_counter`: setting up costs too.
 
     Attributes
     ----------
@@ -100,6 +102,7 @@ class Recorder:
         metrics: MetricsFile,
         progress: Progress,
         bill: Bill,
+        began: float,
     ) -> None:
         self.weights: dict[str, np.ndarray] = {}
         self._config, self._manifest, self._layout = config, manifest, layout
@@ -107,7 +110,7 @@ class Recorder:
         self._history = History()
         self._meter = Meter(bill)
         self._usage: dict[int, tuple[float, int]] = {}
-        self._began = time.perf_counter()
+        self._began = began
 
     def epoch(self, number: int, totals: np.ndarray, flat: np.ndarray | None, seconds: float) -> None:
         """Note an epoch.
@@ -149,7 +152,8 @@ class Recorder:
             total_cost=self._meter.total.priced,
         )
         spent = self._meter.total.priced
-        self._progress.epoch(number, loss=loss, val=seen.val, test=seen.test, usd=spent or None)
+        told = f"{spent:.3g} {self._meter.bill.prices.currency}" if spent else None
+        self._progress.epoch(number, loss=loss, val=seen.val, test=seen.test, cost=told)
 
     def usage(self, rank: int, gb_seconds: float, invocations: int) -> None:
         """Take what a graph server has used of Lambda so far."""
@@ -185,7 +189,8 @@ class Recorder:
     def _final_cost(self, accounts: Sequence[Account]) -> dict[str, Any]:
         for rank, account in enumerate(accounts):
             if account.serverless is not None:
-                self.usage(rank, account.serverless.gb_seconds, account.serverless.invocations)
+                used = account.serverless
+                self.usage(rank, used.gb_seconds, used.invocations - used.throttles)
         self._spend()
         return self._meter.bill.summary(self._meter.total)
 
@@ -242,7 +247,13 @@ class Recorder:
             },
             weight_versions=max(account.weight_versions for account in accounts),
             overlap=overlap(records),
-            serverless=_add_accounts([a.serverless for a in accounts if a.serverless is not None]),
+            serverless=_add_accounts(
+                {
+                    f"{roles.name(rank)} {rank}": one.serverless
+                    for rank, one in enumerate(accounts)
+                    if one.serverless
+                }
+            ),
             cost=self._final_cost(accounts),
             weights_sha256=weights_sha256(weights["last"]),
         )
@@ -264,17 +275,17 @@ class Recorder:
         return summary, weights
 
 
-def _add_accounts(accounts: Sequence[LambdaAccount]) -> dict[str, Any]:
-    """Add what the graph servers used; the reasons of those that ended invocations are listed."""
+def _add_accounts(accounts: Mapping[str, LambdaAccount]) -> dict[str, Any]:
+    """Add what the ranks used; the reasons of those that ended invocations are listed."""
     total: dict[str, Any] = {}
-    for account in accounts:
+    for rank, account in accounts.items():
         for name, value in asdict(account).items():
             if isinstance(value, dict):
                 kept = total.setdefault(name, {})
                 for key, one in value.items():
                     kept[key] = kept.get(key, 0.0) + one
             elif isinstance(value, str):
-                total.setdefault(name, []).extend([value] if value else [])
+                total.setdefault(name, []).extend([f"{rank}: {value}"] if value else [])
             else:
                 total[name] = total.get(name, 0) + value
     return total

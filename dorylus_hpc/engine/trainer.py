@@ -26,7 +26,7 @@ from dorylus_hpc.config import TrainConfig
 from dorylus_hpc.engine.checkpoint import CHECKPOINT
 from dorylus_hpc.engine.executor import Executor
 from dorylus_hpc.engine.graph_server import GraphServer
-from dorylus_hpc.engine.lambda_backend import LambdaBackend, check_packages, offload_of
+from dorylus_hpc.engine.lambda_backend import LambdaBackend, check_backend, offload_of
 from dorylus_hpc.engine.loading import load_graph
 from dorylus_hpc.engine.model import build_optimizer, build_program, load_settings, resolve_intervals
 from dorylus_hpc.engine.recorder import TRACE, Account, Recorder
@@ -41,7 +41,7 @@ from dorylus_hpc.graph.feature_norm import ColumnStatistics
 from dorylus_hpc.graph.manifest import Manifest, read_manifest
 from dorylus_hpc.nn.params import FlatLayout, plan_layout
 from dorylus_hpc.nn.program import Program
-from dorylus_hpc.report.cost import DEFAULT_REGION, Bill, Fleet, load_prices
+from dorylus_hpc.report.cost import Bill, Fleet, Prices
 from dorylus_hpc.report.metrics import MetricsFile
 from dorylus_hpc.report.progress import Progress
 from dorylus_hpc.report.trace import Tracer, TraceRecord
@@ -117,9 +117,9 @@ def train(comm: Intracomm, config: TrainConfig, folder: Path, *, progress: bool 
     layout = plan_layout(program.params, len(roles.weight_ranks))
     plan = Plan(roles, config, manifest, program, layout, Placement(len(manifest.parts), roles.n_graph))
     servers = cast("Intracomm", comm.Split(color=int(roles.is_graph_server), key=roles.rank))
-    bill = together(comm, lambda: _bill(plan))
+    prices = together(comm, lambda: check_backend(config))
     with ExitStack() as stack:
-        backend = together(comm, lambda: _lambda_backend(plan, servers, stack, bill))
+        backend = together(comm, lambda: _lambda_backend(plan, servers, stack, prices))
         executor = stack.enter_context(_executor(plan, backend))
         hosted = together(
             comm, lambda: _host(servers, plan, folder, executor, tracer) if roles.is_graph_server else None
@@ -129,7 +129,10 @@ def train(comm: Intracomm, config: TrainConfig, folder: Path, *, progress: bool 
         server = _weight_server(plan, mailbox, service, tracer) if roles.owns_weights else None
         wait_all([comm.Ibarrier()])  # epochs begin everywhere at once
         account = Account(setup_seconds=time.perf_counter() - started)
-        recorder = _recorder(plan, stack, bill, progress=progress) if roles.rank == 0 else None
+        recorder = None
+        if roles.rank == 0:
+            bill = _bill(plan, prices, backend.architecture if backend else "x86_64")
+            recorder = _recorder(plan, stack, bill, started, progress=progress)
         if hosted is not None:
             registrar = None if recorder is None else _registrar(plan, recorder)
             GraphServer(
@@ -274,24 +277,19 @@ class Hosted:
     columns: ColumnStatistics | None
 
 
-def _bill(plan: Plan) -> Bill:
-    config, roles = plan.config, plan.roles
-    check_packages(config)
-    prices = load_prices(
-        Path(config.prices) if config.prices else None, region=config.region or DEFAULT_REGION
-    )
-    kind = config.instance_type or None
-    return Bill(prices, Fleet(roles.n_graph, roles.n_parameter, kind, kind))
+def _bill(plan: Plan, prices: Prices, architecture: str) -> Bill:
+    kind = plan.config.instance_type or None
+    return Bill(prices, Fleet(plan.roles.n_graph, plan.roles.n_parameter, kind, kind, architecture))
 
 
-def _lambda_backend(plan: Plan, servers: Intracomm, stack: ExitStack, bill: Bill) -> LambdaBackend | None:
+def _lambda_backend(plan: Plan, servers: Intracomm, stack: ExitStack, prices: Prices) -> LambdaBackend | None:
     """Open the workers in Lambda. Collective over graph servers."""
     config = plan.config
     if config.backend == "cpu" or not plan.roles.is_graph_server:
         return None
     intervals = len(plan.placement.hosted(plan.roles.rank)) * config.intervals
     workers = config.workers or min(intervals, FIRST, config.max_workers)
-    return stack.enter_context(LambdaBackend(servers, config, workers=workers, prices=bill.prices))
+    return stack.enter_context(LambdaBackend(servers, config, workers=workers, prices=prices))
 
 
 def _tuning(plan: Plan, runner: Runner, backend: LambdaBackend, tracer: Tracer) -> Tuning | None:
@@ -388,11 +386,11 @@ def _registrar(plan: Plan, recorder: Recorder) -> Registrar:
     )
 
 
-def _recorder(plan: Plan, stack: ExitStack, bill: Bill, *, progress: bool) -> Recorder:
+def _recorder(plan: Plan, stack: ExitStack, bill: Bill, began: float, *, progress: bool) -> Recorder:
     if progress:
         print(plan.describe(), flush=True)
     for name in ("summary.json", CHECKPOINT, TRACE):  # they stand for a finished run
         (Path(plan.config.run_dir) / name).unlink(missing_ok=True)
     metrics = stack.enter_context(MetricsFile(Path(plan.config.run_dir) / "metrics.jsonl"))
     shown = stack.enter_context(Progress(plan.config.epochs, shown=progress))
-    return Recorder(plan.config, plan.manifest, plan.layout, metrics, shown, bill)
+    return Recorder(plan.config, plan.manifest, plan.layout, metrics, shown, bill, began)

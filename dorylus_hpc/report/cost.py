@@ -79,7 +79,7 @@ class Prices:
             near = difflib.get_close_matches(kind, self.ec2_hour, n=3)
             hint = f"near: {', '.join(near)}" if near else f"known: {', '.join(self.ec2_hour)}"
             raise InputError(
-                f"no price for instance type {kind!r} in {self.region} ({hint}); a file of prices can add it"
+                f"--instance-type {kind}: no price in {self.region} ({hint}); a --prices file can add it"
             )
         return self.ec2_hour[kind]
 
@@ -119,8 +119,9 @@ def load_prices(path: Path | None = None, *, region: str = DEFAULT_REGION) -> Pr
         )
     except KeyError as error:
         known = ", ".join(table.get("regions", {})) or "none"
+        missing = "no prices for it" if error.args[0] == region else f"no price {error.args[0]!r} for it"
         raise InputError(
-            f"no price {error.args[0]!r} for the region {region} in {where} (regions there: {known})"
+            f"--region {region}: {missing} in {where} (regions there: {known}); a --prices file can add it"
         ) from error
 
 

@@ -30,9 +30,13 @@ class Progress:
         self._lines = shown and not terminal
         self._last_line = time.monotonic()
 
-    def epoch(self, number: int, **values: float | None) -> None:
+    def epoch(self, number: int, **values: float | str | None) -> None:
         """Show an ended epoch and some of its numbers."""
-        texts = {name: f"{value:.4f}" for name, value in values.items() if value is not None}
+        texts = {
+            name: value if isinstance(value, str) else f"{value:.4f}"
+            for name, value in values.items()
+            if value is not None
+        }
         if self._bar is not None:
             self._bar.set_postfix(texts, refresh=False)
             self._bar.update()

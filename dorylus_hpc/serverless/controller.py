@@ -63,6 +63,8 @@ class Settings:
         Of the function; billed by the second.
     seconds
         A worker's patience with the tensor server.
+    timeout
+        Of the function: more than that is never billed for a call.
     budget
         What invocations may cost; 0: anything.
     price_gb_second, price_request
@@ -77,6 +79,7 @@ class Settings:
     threads: int
     memory_mb: int
     seconds: float
+    timeout: float = 900.0
     budget: float = 0.0
     price_gb_second: float = 0.0
     price_request: float = 0.0
@@ -88,14 +91,14 @@ class LambdaAccount:
 
     Attributes
     ----------
-    invocations, retries, throttles, timeouts, failures, fallbacks, tasks
+    tasks, invoked, invocations, retries, throttles, timeouts, failures, fallbacks
         As in `dispatcher.Counters`.
     concurrency
         The most invocations in flight at once.
     cold_starts
         Sandboxes that served their first task.
     gb_seconds
-        Billed, or where AWS did not say how much: as long as the call took.
+        Billed, or where AWS did not say how much: as long as the call took, at most the function's timeout.
     bytes_sent, bytes_received
         To and from workers.
     kept
@@ -103,12 +106,13 @@ class LambdaAccount:
     duplicates_refused
         Results that came when the task had ended.
     worker_seconds
-        Spent by workers whose result was accepted: ``connect``, ``fetch``, ``compute``, ``send``, ``total``.
+        Spent by workers that answered: ``connect``, ``fetch``, ``compute``, ``send``, ``total``.
     broken
         Why the cores of the server took over, if they did.
     """
 
     tasks: int = 0
+    invoked: int = 0
     invocations: int = 0
     retries: int = 0
     throttles: int = 0
@@ -134,6 +138,7 @@ class _Running:
         self.claim: Claim
         self.began = time.perf_counter()
         self.lane = "server"
+        self.tokens: set[str] = set()
         self.payload: dict[str, Any] = {}
 
 
@@ -191,6 +196,11 @@ class Controller:
             "seconds": settings.seconds,
         }
 
+    def count(self, invocation: Invocation) -> None:
+        """Count a call without a task."""
+        with self._lock:
+            self._note(invocation, 0.0, called=True)
+
     def submit(self, task: DenseTask, ended: Callable[[BaseException | None], None]) -> None:
         """Have a task done; `ended` is called once, on any thread, after its `finish`."""
         number = next(self._numbers)
@@ -228,7 +238,8 @@ class Controller:
         """Return the MB-milliseconds billed and the invocations so far."""
         with self._lock:
             billed = round(self._account.gb_seconds * 1024 * 1000)
-            return billed, self._dispatcher.counters.invocations
+            counters = self._dispatcher.counters
+            return billed, counters.invocations - counters.throttles  # AWS bills no throttled ones
 
     def close(self) -> None:
         """End all threads, but calls that hang: they end with the process. Idempotent."""
@@ -287,12 +298,17 @@ class Controller:
     def _compute(self, number: int) -> None:
         """Do a task on this thread, unless a worker has."""
         running = self._running.get(number)
-        if running is None or not running.claim.begin(None):
+        if running is None:
+            return
+        for token in list(running.tokens):  # one that hangs in the middle of its upload would hold us up
+            self._server.withdraw(token)
+        if not running.claim.begin(None):
             return
         running.began, running.lane = time.perf_counter(), threading.current_thread().name
         try:
             running.task.compute()
         except BaseException as error:
+            running.claim.abandon(None)
             running.ended(error)
             return
         running.claim.accept(None)
@@ -344,19 +360,20 @@ class Controller:
                 task.chunk,
                 claim,
             )
+            running.tokens.add(token)
             invocation = self._calls.invoke(self._describe(task, token))
             self._server.withdraw(token)
+            running.tokens.discard(token)
         elapsed = time.perf_counter() - began
         with self._lock:
             if lane >= 0:
                 heappush(self._lanes, lane)
             self._busy -= 1
             self._note(invocation, elapsed, called=bool(token))
-            actions = self._dispatcher.returned(
-                time.perf_counter(), action.attempt, invocation.result, invocation.message
-            )
-            if self._settings.budget and self._spent() >= self._settings.budget:
-                actions += self._dispatcher.stop(time.perf_counter(), "the budget is spent")
+            now, actions = time.perf_counter(), []
+            if self._settings.budget and self._spent() >= self._settings.budget:  # before a place is free
+                actions += self._dispatcher.stop(now, "the budget is spent")
+            actions += self._dispatcher.returned(now, action.attempt, invocation.result, invocation.message)
             self._do(actions)
 
     def _describe(self, task: DenseTask, token: str) -> bytes:
@@ -383,7 +400,8 @@ class Controller:
         account = self._account
         if not called or invocation.result in (Result.THROTTLED, Result.FATAL):
             return
-        billed = invocation.billed_ms / 1000 if invocation.billed_ms else elapsed
+        longest = self._settings.timeout
+        billed = invocation.billed_ms / 1000 if invocation.billed_ms else min(elapsed, longest)
         account.gb_seconds += billed * self._settings.memory_mb / 1024
         account.cold_starts += invocation.cold
         answer = invocation.answer
@@ -394,7 +412,7 @@ class Controller:
 
     def _spent(self) -> float:
         settings = self._settings
-        requests = self._dispatcher.counters.invocations
+        requests = self._dispatcher.counters.invocations - self._dispatcher.counters.throttles
         return self._account.gb_seconds * settings.price_gb_second + requests * settings.price_request
 
 

@@ -78,10 +78,12 @@ class Counters:
     ----------
     tasks
         Submitted.
+    invoked
+        Tasks with an attempt that was not throttled; the rest was done by the server's cores alone.
     invocations
-        Attempts started.
+        Attempts started: invoked + retries + throttles, at any time.
     retries
-        Attempts of a task beyond its first that were not throttled.
+        Attempts of a task beyond its first, of those that were not throttled.
     throttles, timeouts, failures
         Attempts that were throttled, late, failed.
     fallbacks
@@ -91,6 +93,7 @@ class Counters:
     """
 
     tasks: int = 0
+    invoked: int = 0
     invocations: int = 0
     retries: int = 0
     throttles: int = 0
@@ -115,6 +118,7 @@ class _Task:
 @dataclass
 class _Attempt:
     task: Hashable
+    of: _Task  # also when the task has ended
     kind: str
     started: float
     late: bool = False
@@ -183,6 +187,7 @@ class Dispatcher:
             task.flying.discard(attempt)
         if result is Result.SKIPPED:
             self.counters.invocations -= 1
+            self._count_try(one.of, -1)
         elif result is Result.THROTTLED:
             self._throttled(now, one, task)
         elif result is Result.DONE and (task is None or task.here):
@@ -276,16 +281,23 @@ class Dispatcher:
             task.waiting = False
             self._serial += 1
             attempt = self._serial
-            self._attempts[attempt] = _Attempt(key, task.kind, now)
+            self._attempts[attempt] = _Attempt(key, task, task.kind, now)
             task.flying.add(attempt)
             self.counters.invocations += 1
-            self.counters.retries += task.tried > 0
+            self._count_try(task, 1)
             self.counters.most = max(self.counters.most, len(self._attempts))
-            task.tried += 1
             self._note(now + min(self._rules.floor, self.deadline(task.kind)), "attempt", attempt)
             self._actions.append(Invoke(key, attempt))
             return True
         return False
+
+    def _count_try(self, task: _Task, change: int) -> None:
+        """Add an attempt that was not throttled, or take one back."""
+        task.tried += change
+        if task.tried == (1 if change > 0 else 0):
+            self.counters.invoked += change
+        else:
+            self.counters.retries += change
 
     def _put_in_queue(self, key: Hashable) -> None:
         task = self._tasks[key]
@@ -338,11 +350,11 @@ class Dispatcher:
 
     def _throttled(self, now: float, one: _Attempt, task: _Task | None) -> None:
         self.counters.throttles += 1
+        self._count_try(one.of, -1)
         if now >= self._slowed_until:
             self._window = max(1.0, min(self._window, self._flying + 1.0) / 2)
             self._slowed_until = now + self._rules.pause
         if task is not None:
-            task.tried -= 1
             if now - task.born >= self._rules.patience and not task.flying:
                 self._fall_back(one.task)
             elif not one.late and not task.here and not task.waiting:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gc
 import json
 import re
 import time
@@ -125,16 +126,16 @@ class Invoker:
                 aws_secret_access_key=account.secret_key or None,
                 config=config,
             )
-        except BotoCoreError as error:
+        except (BotoCoreError, ValueError) as error:  # ValueError: an endpoint that is no URL
             raise InputError(f"Lambda function {account.function}: {_one_line(error)}") from error
 
-    def check(self) -> Mapping[str, Any]:
+    def check(self) -> Invocation:
         """Call the function once, without work.
 
         Returns
         -------
-        dict
-            Its ``protocol``, ``python``, ``numpy`` and ``machine``.
+        Invocation
+            With the ``protocol``, ``python``, ``numpy``, ``machine`` and ``memory_mb`` of the function.
 
         Raises
         ------
@@ -155,7 +156,7 @@ class Invoker:
                 f"Lambda function {name} speaks protocol {spoken!r}, this version {VERSION!r}: deploy it "
                 "again (python -m dorylus_hpc.deploy up)"
             )
-        return invocation.answer
+        return invocation
 
     def invoke(self, payload: bytes) -> Invocation:
         """Call the function and wait for its answer. Raises nothing."""
@@ -191,6 +192,7 @@ class Invoker:
     def close(self) -> None:
         """Close idle connections."""
         self._client.close()
+        gc.collect()  # the frames of a call that broke off are cycles in botocore, and hold its connections
 
     def _refused(self, error: ClientError) -> Invocation:
         code = error.response.get("Error", {}).get("Code", "")

@@ -34,6 +34,7 @@ MAX_REQUEST = 6 * 2**20  # bytes
 MAX_RESPONSE = 6 * 2**20 + 100
 _TAIL = 4096  # bytes of output that a caller may ask for
 _API = "/2018-06-01/runtime/"
+_ARITHMETIC = ("OPENBLAS_", "NPY_")  # what chooses among kernels of NumPy and its BLAS
 
 
 @dataclass(frozen=True)
@@ -200,6 +201,8 @@ class Sandbox:
         settings = self._settings
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
         environment = {
+            # Which kernels compute: those of the server's own cores, or results would differ in last bits.
+            **{name: value for name, value in os.environ.items() if name.startswith(_ARITHMETIC)},
             "AWS_DEFAULT_REGION": settings.region,
             "AWS_EXECUTION_ENV": f"AWS_Lambda_python{version}",
             "AWS_LAMBDA_FUNCTION_MEMORY_SIZE": str(settings.memory_mb),

@@ -52,7 +52,7 @@ class LocalSettings:
         A file to which everything that sandboxes print is appended, or None.
     """
 
-    function: str = _option("dorylus-dense", "name of the function", "NAME")
+    function: str = _option("dorylus-hpc", "name of the function", "NAME")
     handler: str = _option(HANDLER, "what is called", "MODULE.FUNCTION")
     archive: Path | None = _option(None, "zip or folder; default: lambda_pkg and the installed NumPy", "PATH")
     memory_mb: int = _option(1769, "memory; 1769 MB have one processor", "MB")

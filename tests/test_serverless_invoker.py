@@ -1,0 +1,198 @@
+"""What becomes of a call: which answers of AWS are worth another try, which are not, and what is billed."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import socket
+import threading
+
+import pytest
+from botocore.response import StreamingBody
+from botocore.stub import Stubber
+
+from dorylus_hpc.errors import InputError
+from dorylus_hpc.serverless.dispatcher import Result
+from dorylus_hpc.serverless.invoker import Account, Invoker
+from lambda_pkg import VERSION
+
+NOWHERE = Account("dense", "us-east-1", "http://127.0.0.1:9", "AKIA", "secret")
+
+
+@pytest.fixture
+def stubbed():
+    """An invoker, and what its client is told to answer."""
+    invoker = Invoker(NOWHERE, connections=1, seconds=1)
+    with Stubber(invoker._client) as stub:
+        yield invoker, stub
+    invoker.close()
+
+
+def answer(stub, body, *, error="", log=""):
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    response = {"StatusCode": 200, "Payload": StreamingBody(io.BytesIO(content), len(content))}
+    response |= {"FunctionError": error} if error else {}
+    response |= {"LogResult": base64.b64encode(log.encode()).decode()} if log else {}
+    stub.add_response("invoke", response)
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "result"),
+    [
+        ("TooManyRequestsException", 429, Result.THROTTLED),
+        ("EC2ThrottledException", 502, Result.THROTTLED),
+        ("ThrottlingException", 400, Result.THROTTLED),
+        ("WhateverItIsCalled", 429, Result.THROTTLED),
+        ("ServiceException", 500, Result.FAILED),
+        ("EC2UnexpectedException", 502, Result.FAILED),
+        ("ResourceConflictException", 409, Result.FAILED),
+        ("ResourceNotReadyException", 502, Result.FAILED),
+        ("RequestTimeout", 400, Result.FAILED),
+        ("WhateverItIsCalled", 503, Result.FAILED),
+        ("ResourceNotFoundException", 404, Result.FATAL),
+        ("AccessDeniedException", 403, Result.FATAL),
+        ("InvalidSignatureException", 403, Result.FATAL),
+        ("UnrecognizedClientException", 403, Result.FATAL),
+        ("ExpiredTokenException", 403, Result.FATAL),
+        ("InvalidRequestContentException", 400, Result.FATAL),
+        ("RequestTooLargeException", 413, Result.FATAL),
+    ],
+)
+def test_refusals(stubbed, code, status, result):
+    invoker, stub = stubbed
+    stub.add_client_error("invoke", code, "said\n so", status)
+    invocation = invoker.invoke(b"{}")
+    assert invocation.result is result and invocation.answer is None
+    assert code in invocation.message and invocation.message.endswith("said so")
+    assert (invocation.billed_ms, invocation.cold) == (0, False)
+
+
+REPORT = "REPORT RequestId: 1\tDuration: 1.50 ms\tBilled Duration: {} ms\tMemory Size: 1769 MB\t"
+
+
+def test_an_answer(stubbed):
+    invoker, stub = stubbed
+    answer(stub, {"accepted": True, "reason": ""}, log="START\n" + REPORT.format(12))
+    answer(stub, {"accepted": False, "reason": "over"}, log=REPORT.format(1250) + "Init Duration: 80 ms\t")
+    answer(stub, {"accepted": True})
+    warm, cold, untold = (invoker.invoke(b"{}") for _ in range(3))
+    assert (warm.result, warm.message, warm.billed_ms, warm.cold) == (Result.DONE, "", 12, False)
+    assert warm.answer == {"accepted": True, "reason": ""}
+    assert (cold.result, cold.message, cold.billed_ms, cold.cold) == (Result.DONE, "over", 1250, True)
+    assert (untold.result, untold.billed_ms, untold.cold) == (Result.DONE, 0, False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "result"),
+    [
+        ("VersionError", Result.FATAL),
+        ("Runtime.ImportModuleError", Result.FATAL),
+        ("Runtime.HandlerNotFound", Result.FATAL),
+        ("TensorServerError", Result.FAILED),
+        ("Sandbox.Timedout", Result.FAILED),
+        ("Runtime.ExitError", Result.FAILED),
+        ("KeyError", Result.FAILED),
+    ],
+)
+def test_errors_of_the_function(stubbed, kind, result):
+    invoker, stub = stubbed
+    body = {"errorType": kind, "errorMessage": "why"}
+    answer(stub, body, error="Unhandled", log=REPORT.format(7))
+    invocation = invoker.invoke(b"{}")
+    assert (invocation.result, invocation.message) == (result, f"{kind}: why")
+    assert invocation.answer is None and invocation.billed_ms == 7
+
+
+@pytest.mark.parametrize("body", [b"", b"[1]", b"null", b"{", b"\xff"])
+@pytest.mark.parametrize("error", ["", "Unhandled"])
+def test_an_answer_that_is_none(stubbed, body, error):
+    invoker, stub = stubbed
+    answer(stub, body, error=error)
+    invocation = invoker.invoke(b"{}")
+    assert invocation.result is Result.FAILED and invocation.message and invocation.answer is None
+
+
+def test_what_passes_is_tried_again_before_a_run(stubbed):
+    invoker, stub = stubbed
+    stub.add_client_error("invoke", "TooManyRequestsException", http_status_code=429)
+    stub.add_client_error("invoke", "ServiceException", http_status_code=500)
+    answer(stub, {"protocol": VERSION, "numpy": "2.0"})
+    assert invoker.check().answer == {"protocol": VERSION, "numpy": "2.0"}
+    stub.assert_no_pending_responses()
+
+
+@pytest.mark.parametrize("other", ["0", None, int(VERSION)])
+def test_a_function_of_another_version_is_refused_before_a_run(stubbed, other):
+    invoker, stub = stubbed
+    answer(stub, {} if other is None else {"protocol": other})
+    with pytest.raises(InputError, match=f"^Lambda function dense speaks protocol {other!r}, .*deploy up"):
+        invoker.check()
+
+
+# ---- without an answer
+
+
+def test_a_connection_that_breaks_off_is_not_tried_again():
+    """The dispatcher repeats, and nobody else: AWS's client would run a task several times."""
+    requests = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve():
+            while True:
+                connection, _ = server.accept()
+                with connection:
+                    requests.append(connection.recv(1 << 16))
+                if not requests[-1]:
+                    return
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        port = server.getsockname()[1]
+        invoker = Invoker(
+            Account("dense", "us-east-1", f"http://127.0.0.1:{port}", "AKIA", "secret"),
+            connections=1,
+            seconds=1,
+        )
+        invocation = invoker.invoke(b"{}")
+        invoker.close()
+        socket.create_connection(("127.0.0.1", port)).close()
+        thread.join()
+    assert invocation.result is Result.FAILED and "Connection" in invocation.message
+    assert len(requests) == 2 and requests[0].startswith(b"POST ") and requests[1] == b""
+
+
+def test_nobody_listens():
+    invoker = Invoker(NOWHERE, connections=1, seconds=1)
+    invocation = invoker.invoke(b"{}")
+    invoker.close()
+    assert invocation.result is Result.FAILED and "http://127.0.0.1:9/" in invocation.message
+
+
+@pytest.fixture
+def unconfigured(monkeypatch, tmp_path):
+    """A machine of which AWS knows nothing."""
+    for name in ("AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+def test_no_credentials(unconfigured):
+    invoker = Invoker(Account("dense", "us-east-1"), connections=1, seconds=1)
+    invocation = invoker.invoke(b"{}")
+    assert (invocation.result, invocation.message) == (Result.FATAL, "Unable to locate credentials")
+    with pytest.raises(
+        InputError, match="^Lambda function dense cannot be used: Unable to locate credentials"
+    ):
+        invoker.check()
+    invoker.close()
+
+
+@pytest.mark.parametrize(
+    ("account", "told"), [(Account("dense"), "region"), (Account("dense", "us-east-1", "nowhere"), "nowhere")]
+)
+def test_what_boto3_does_not_take_is_wrong_input(unconfigured, account, told):
+    with pytest.raises(InputError, match=f"^Lambda function dense: .*{told}"):
+        Invoker(account, connections=1, seconds=1)
