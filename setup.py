@@ -28,6 +28,7 @@ MODULES = (
     "_dropout_masks",
     "_activation",
     "_loss",
+    "_max_pull",
     "_transpose",
     "_build",
 )

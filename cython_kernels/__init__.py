@@ -38,6 +38,7 @@ from .graph_attention import (
 )
 from .layout import Tiles, choose_layout, from_tiles, to_tiles
 from .loss import softmax_cross_entropy
+from .max_pull import gather_max_pull, pack_max
 from .rows import pack_rows, scatter_add_rows, unpack_rows
 from .transpose import Transposed, transpose_csr
 
@@ -62,6 +63,8 @@ __all__ = [
     "gather_adjoint",
     "gather_max",
     "gather_max_adjoint",
+    "gather_max_pull",
+    "pack_max",
     "pack_rows",
     "philox4x32",
     "relu_dropout_backward",

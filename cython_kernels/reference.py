@@ -159,6 +159,48 @@ def gather_max_adjoint(
     return d_x
 
 
+def pack_max(
+    source: IntArray,
+    d_out: FloatArray,
+    ids: IntArray,
+    out: FloatArray | None = None,
+    *,
+    rows: tuple[int, int] | None = None,
+    num_threads: int = 1,
+    validate: bool = True,
+) -> FloatArray:
+    """Twin of `cython_kernels.pack_max`: both halves at once."""
+    n, f = d_out.shape
+    start, stop = rows if rows is not None else (0, n)
+    out = np.zeros((n, 2 * f), d_out.dtype) if out is None else out
+    named = np.where(source >= 0, ids[source], -1)[start:stop]
+    out[start:stop, :f] = d_out[start:stop]
+    out[start:stop, f:] = named.astype(np.int32 if d_out.dtype == np.float32 else np.int64).view(d_out.dtype)
+    return out
+
+
+def gather_max_pull(
+    indptr: IntArray,
+    indices: IntArray,
+    packed: FloatArray,
+    ids: IntArray,
+    d_x: FloatArray | None = None,
+    *,
+    rows: tuple[int, int] | None = None,
+    num_threads: int = 1,
+    validate: bool = True,
+) -> FloatArray:
+    """Twin of `cython_kernels.gather_max_pull`: row by row, each entry once."""
+    f = packed.shape[1] // 2
+    keys = np.ascontiguousarray(packed[:, f:]).view(np.int32 if packed.dtype == np.float32 else np.int64)
+    result = np.zeros((len(indptr) - 1, f), packed.dtype) if d_x is None else d_x
+    for i in range(*(rows if rows is not None else (0, len(indptr) - 1))):
+        entries = np.unique(indices[indptr[i] : indptr[i + 1]])
+        chosen = np.where(keys[entries] == ids[i], packed[entries, :f], 0)
+        result[i] = chosen.sum(axis=0, dtype=np.float64)
+    return result
+
+
 def to_bfloat16(x: FloatArray, out: Bfloat16Array | None = None, *, num_threads: int = 1) -> Bfloat16Array:
     """Twin of `cython_kernels.to_bfloat16`: choose the nearer neighbour, of two equally near the even one."""
     bits = x.view(np.uint32).astype(np.uint64)

@@ -33,7 +33,7 @@ UNAVAILABLE_OPTIONS = (
     "on_loss",
 )
 UNAVAILABLE_VALUES = {
-    "model": ("sage", "gat"),
+    "model": ("gat",),
 }
 
 
@@ -66,7 +66,16 @@ class TrainConfig:
     """
 
     data: str = _option("", "prepared folder, FILE.npz, or the name of a data set (digits)")
-    model: str = _option("gcn", "model", choices=("gcn",))
+    model: str = _option("gcn", "model", choices=("gcn", "sage", "gin"))
+    aggregator: str = _option(
+        "mean", "sage: what a vertex takes from its neighbours", choices=("mean", "gcn", "max")
+    )
+    l2_normalise: str = _option("off", "sage: rows of hidden layers have norm 1", choices=_SWITCH)
+    epsilon: str = _option(
+        "learned",
+        "gin: what is added to the 1 that a vertex itself counts: learned, or 0",
+        choices=("learned", "fixed"),
+    )
     layers: int = _option(2, "number of layers", check=("1 to 63", lambda value: 1 <= value <= 63))
     hidden: int = _option(64, "width of the hidden layers", check=_POSITIVE_COUNT)
     dropout: float = _option(0.5, "dropout on hidden layers", check=_PROBABILITY)
@@ -192,6 +201,9 @@ class TrainConfig:
         self._check_together()
 
     def _check_together(self) -> None:
+        for name, model in _OF_ONE_MODEL.items():
+            if self.model != model and getattr(self, name) != _default(name):
+                raise InputError(f"{_flag(name)} is for --model {model}, not {self.model}")
         if self.weight_update == "interval" and self.mode != "async":
             raise InputError(f"--weight-update interval is for --mode async, not {self.mode}")
         if self.backend != "cpu" and (self.dense_delay or self.straggler != 1.0):
@@ -207,6 +219,14 @@ class TrainConfig:
     def to_toml(self) -> str:
         """Return the configuration as TOML: a valid ``--config`` file."""
         return tomli_w.dumps(asdict(self))
+
+
+# Options that are one model's own.
+_OF_ONE_MODEL = {"source_degree": "gcn", "aggregator": "sage", "l2_normalise": "sage", "epsilon": "gin"}
+
+
+def _default(name: str) -> Any:
+    return next(option.default for option in fields(TrainConfig) if option.name == name)
 
 
 def _checked(option: Any, kind: type, value: Any) -> Any:

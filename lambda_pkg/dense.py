@@ -48,6 +48,7 @@ def apply_vertex(
     *,
     relu: bool = False,
     out: np.ndarray | None = None,
+    accumulate: bool = False,
 ) -> np.ndarray:
     """Return ``h @ w (+ bias)``, cut off below zero if `relu`.
 
@@ -62,6 +63,8 @@ def apply_vertex(
         Apply ``max(0, .)``. A NaN stays NaN.
     out : ndarray, (n, f_out), optional
         Buffer for the result; made if absent.
+    accumulate : bool
+        Add the product to `out`, which must then be given.
 
     Returns
     -------
@@ -80,12 +83,29 @@ def apply_vertex(
         _check_shape("bias", bias, (w.shape[1],), h.dtype)
     if out is not None:
         _check_shape("out", out, (h.shape[0], w.shape[1]), h.dtype)
-    out = np.matmul(h, w, out=out)
+    if accumulate:
+        if out is None:
+            raise ValueError("accumulate=True adds to out, got out=None")
+        _add_product(h, w, out)
+    else:
+        out = np.matmul(h, w, out=out)
     if bias is not None:
         np.add(out, bias, out=out)
     if relu:
         np.maximum(out, 0, out=out)
     return out
+
+
+_BLOCK = 64 * 1024  # elements of a product that is added to something: it stays in a core's cache
+
+
+def _add_product(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+    """Add ``a @ b`` to `out`, some rows at a time."""
+    rows = max(1, _BLOCK // max(1, b.shape[1]))
+    product = np.empty((min(rows, a.shape[0]), b.shape[1]), a.dtype)
+    for start in range(0, a.shape[0], rows):
+        block = out[start : start + rows]
+        np.add(block, np.matmul(a[start : start + rows], b, out=product[: len(block)]), out=block)
 
 
 def apply_vertex_backward(
@@ -96,6 +116,7 @@ def apply_vertex_backward(
     need_d_h: bool = True,
     d_w: np.ndarray | None = None,
     d_h: np.ndarray | None = None,
+    accumulate: bool = False,
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Return the gradients of ``h @ w`` with respect to `w` and `h`.
 
@@ -113,6 +134,8 @@ def apply_vertex_backward(
         Buffer, overwritten.
     d_h : ndarray, (n, f_in), optional
         Buffer, overwritten.
+    accumulate : bool
+        Add to `d_h`, which must then be given.
 
     Returns
     -------
@@ -137,6 +160,11 @@ def apply_vertex_backward(
             raise ValueError("a d_h buffer was given together with need_d_h=False: leave one of them out")
         _check_shape("d_h", d_h, h.shape, h.dtype)
     d_w = np.matmul(h.T, d_out, out=d_w)
+    if accumulate:
+        if d_h is None:
+            raise ValueError("accumulate=True adds to d_h, got d_h=None")
+        _add_product(d_out, w.T, d_h)
+        return d_w, d_h
     return d_w, np.matmul(d_out, w.T, out=d_h) if need_d_h else None
 
 
@@ -217,10 +245,14 @@ def bias_relu_dropout(
     if relu:
         np.maximum(out, 0, out=out)
     if p > 0:
-        np.multiply(out, out.dtype.type(1.0 / (1.0 - p)), out=out)
-        kept = keep_mask(gids, z.shape[1], p, seed=seed, epoch=epoch, layer=layer)
-        np.copyto(out, 0, where=np.logical_not(kept, out=kept))
+        _drop(out, gids, p, seed=seed, epoch=epoch, layer=layer)
     return out
+
+
+def _drop(out: np.ndarray, gids: np.ndarray, p: float, *, seed: int, epoch: int, layer: int) -> None:
+    np.multiply(out, out.dtype.type(1.0 / (1.0 - p)), out=out)
+    kept = keep_mask(gids, out.shape[1], p, seed=seed, epoch=epoch, layer=layer)
+    np.copyto(out, 0, where=np.logical_not(kept, out=kept))
 
 
 def relu_dropout_backward(
@@ -253,6 +285,134 @@ def relu_dropout_backward(
     passed = activated > 0
     out = np.multiply(d_out, d_out.dtype.type(1.0 / (1.0 - p)), out=out)
     np.copyto(out, 0, where=np.logical_not(passed, out=passed))
+    return out
+
+
+SMALLEST_NORM = 1e-12  # a shorter row is divided by this
+
+
+def l2_normalise(a: np.ndarray, *, out: np.ndarray | None = None) -> np.ndarray:
+    """Return each row divided by its Euclidean norm.
+
+    Parameters
+    ----------
+    a : ndarray, (n, f)
+    out : ndarray, (n, f), optional
+        Buffer; `a` itself or apart from it.
+
+    Returns
+    -------
+    ndarray, (n, f)
+        A row of zeros stays one.
+
+    Raises
+    ------
+    TypeError
+        A dtype other than float32/float64, or a buffer of another dtype.
+    ValueError
+        Shapes that do not fit together.
+    """
+    _check_float("a", a, 2)
+    if out is not None:
+        _check_shape("out", out, a.shape, a.dtype)
+    return np.divide(a, _norms(a), out=out)
+
+
+def l2_normalise_dropout(
+    a: np.ndarray,
+    gids: np.ndarray,
+    p: float,
+    *,
+    seed: int,
+    epoch: int,
+    layer: int,
+    out: np.ndarray | None = None,
+) -> np.ndarray:
+    """Return ``dropout(l2_normalise(a))``; arguments as for `bias_relu_dropout`."""
+    out = l2_normalise(a, out=out)
+    if p > 0:
+        _drop(out, gids, p, seed=seed, epoch=epoch, layer=layer)
+    return out
+
+
+def l2_normalise_backward(d_out: np.ndarray, a: np.ndarray, *, out: np.ndarray | None = None) -> np.ndarray:
+    """Return the gradient of `a` in `l2_normalise`: ``(d - n (n . d)) / norm`` with n the normalised row.
+
+    Parameters
+    ----------
+    d_out : ndarray, (n, f)
+        Gradient of its result.
+    a : ndarray, (n, f)
+    out : ndarray, (n, f), optional
+        Buffer; `d_out` itself or apart from the inputs.
+
+    Returns
+    -------
+    ndarray, (n, f)
+        ``d / 1e-12`` for a row of norm below that, which no gradient of the norm reaches.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Dtypes or shapes that do not fit together.
+    """
+    _check_float("d_out", d_out, 2)
+    _check_shape("a", a, d_out.shape, d_out.dtype)
+    norms = _norms(a)
+    along = np.einsum("ij,ij->i", d_out, a)[:, None] / (norms * norms)
+    np.copyto(along, 0, where=norms <= SMALLEST_NORM)
+    out = np.subtract(d_out, a * along, out=out)
+    return np.divide(out, norms, out=out)
+
+
+def _norms(a: np.ndarray) -> np.ndarray:
+    """Return what each row is divided by, as a column."""
+    squares = np.einsum("ij,ij->i", a, a)[:, None]
+    return np.maximum(np.sqrt(squares, out=squares), a.dtype.type(SMALLEST_NORM), out=squares)
+
+
+def add_self(x: np.ndarray, own: np.ndarray, eps: np.ndarray, *, out: np.ndarray | None = None) -> np.ndarray:
+    """Return ``x + (1 + eps) own``: GIN's sum over the neighbours, and the vertex itself.
+
+    Parameters
+    ----------
+    x, own : ndarray, (n, f)
+    eps : ndarray, (1,)
+    out : ndarray, (n, f), optional
+        Buffer; `x` itself or apart from the inputs.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Dtypes or shapes that do not fit together.
+    """
+    _check_float("x", x, 2)
+    _check_shape("own", own, x.shape, x.dtype)
+    _check_shape("eps", eps, (1,), x.dtype)
+    return np.add(x, own * (1 + eps), out=out)
+
+
+def self_gradient(d_out: np.ndarray, own: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """Return the gradient of `eps` in `add_self`: the sum of all ``d_out * own``, rows added in float64.
+
+    Parameters
+    ----------
+    d_out, own : ndarray, (n, f)
+    out : ndarray, (1,), optional
+        Buffer, overwritten.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Dtypes or shapes that do not fit together.
+    """
+    _check_float("d_out", d_out, 2)
+    _check_shape("own", own, d_out.shape, d_out.dtype)
+    if out is None:
+        out = np.empty(1, d_out.dtype)
+    else:
+        _check_shape("out", out, (1,), d_out.dtype)
+    out[...] = np.einsum("ij,ij->i", d_out, own).sum(dtype=np.float64)
     return out
 
 

@@ -186,6 +186,21 @@ def _apply_vertex_backward(
     return [d_w] if d_h is None else [d_w, d_h]
 
 
+def _add_product(
+    parameters: Mapping[str, Any], arrays: list[np.ndarray], wanted: int, own: bool
+) -> list[np.ndarray]:
+    z, h, w = arrays
+    w = w.T if parameters.get("transposed") else w
+    return [dense.apply_vertex(h, w, out=z if own else z.copy(), accumulate=True)]
+
+
+def _add_gradient(_: Mapping[str, Any], arrays: list[np.ndarray], wanted: int, own: bool) -> list[np.ndarray]:
+    d_h, h, w, d_out = arrays
+    d_h = d_h if own else d_h.copy()
+    d_w = dense.apply_vertex_backward(h, w, d_out, d_h=d_h, accumulate=True)[0]
+    return [d_h, d_w]
+
+
 def _add_bias(_: Mapping[str, Any], arrays: list[np.ndarray], wanted: int, own: bool) -> list[np.ndarray]:
     z, bias = arrays
     return [np.add(z, bias, out=z if own else None)]
@@ -203,6 +218,36 @@ def _relu_dropout_backward(
 ) -> list[np.ndarray]:
     d_out, activated = arrays
     return [dense.relu_dropout_backward(d_out, activated, parameters["p"], out=d_out if own else None)]
+
+
+def _l2_normalise_dropout(
+    parameters: Mapping[str, Any], arrays: list[np.ndarray], wanted: int, own: bool
+) -> list[np.ndarray]:
+    a, gids = arrays
+    return [dense.l2_normalise_dropout(a, gids, out=a if own else None, **parameters)]
+
+
+def _l2_normalise_backward(
+    _: Mapping[str, Any], arrays: list[np.ndarray], wanted: int, own: bool
+) -> list[np.ndarray]:
+    d_out, a = arrays
+    return [dense.l2_normalise_backward(d_out, a, out=d_out if own else None)]
+
+
+def _add_self(_: Mapping[str, Any], arrays: list[np.ndarray], wanted: int, own: bool) -> list[np.ndarray]:
+    x, vertex, eps = arrays
+    return [dense.add_self(x, vertex, eps, out=x if own else None)]
+
+
+def _scale_self(_: Mapping[str, Any], arrays: list[np.ndarray], wanted: int, own: bool) -> list[np.ndarray]:
+    x, eps = arrays
+    return [x * (1 + eps)]
+
+
+def _self_gradient(
+    _: Mapping[str, Any], arrays: list[np.ndarray], wanted: int, own: bool
+) -> list[np.ndarray]:
+    return [dense.self_gradient(*arrays)]
 
 
 def _bias_gradient(
@@ -228,9 +273,16 @@ def _count_correct(
 _FUNCTIONS: dict[str, _Function] = {
     "apply_vertex": _apply_vertex,
     "apply_vertex_backward": _apply_vertex_backward,
+    "add_product": _add_product,
+    "add_gradient": _add_gradient,
     "add_bias": _add_bias,
     "bias_relu_dropout": _bias_relu_dropout,
     "relu_dropout_backward": _relu_dropout_backward,
+    "l2_normalise_dropout": _l2_normalise_dropout,
+    "l2_normalise_backward": _l2_normalise_backward,
+    "add_self": _add_self,
+    "scale_self": _scale_self,
+    "self_gradient": _self_gradient,
     "bias_gradient": _bias_gradient,
     "softmax_cross_entropy": _softmax_cross_entropy,
     "count_correct": _count_correct,

@@ -23,7 +23,11 @@ from dorylus_hpc.engine.model import build_program, load_settings, resolve_inter
 from dorylus_hpc.engine.runner import Runner
 from dorylus_hpc.graph.manifest import read_manifest
 from dorylus_hpc.graph.preparation import prepare_folder
-from dorylus_hpc.nn.oracle import OracleSettings, train_oracle
+from dorylus_hpc.nn.oracle import GcnOracle, OracleSettings, train_oracle
+from dorylus_hpc.nn.oracle_gin import NAMES as GIN_NAMES
+from dorylus_hpc.nn.oracle_gin import GinOracle
+from dorylus_hpc.nn.oracle_sage import NAMES as SAGE_NAMES
+from dorylus_hpc.nn.oracle_sage import sage_oracle
 from dorylus_hpc.nn.params import plan_layout
 
 MOST_GRAPH_SERVERS, MOST_SERVERS = 4, 2
@@ -139,6 +143,7 @@ def forward(comm, graph_servers, folder, tensors, **options):
 # ---- the oracle's side ----
 
 DEFAULTS = {name: getattr(make_config({}), name) for name in OracleSettings.__dataclass_fields__}
+ORACLES = {"gcn": GcnOracle, "sage": sage_oracle, "gin": GinOracle}
 NOT_THE_ORACLES = ("intervals", "threads", "servers", "mode")  # options that may change no result
 
 
@@ -153,6 +158,7 @@ def adjacency_of(graph, *, duplicates="merge", undirected=False):
 
 def oracle_of(graph, adjacency=None, **options):
     """Train the oracle with the engine's options, its defaults where none is given."""
+    model = options.pop("model", "gcn")
     settings = {name: value for name, value in options.items() if name not in NOT_THE_ORACLES}
     settings = OracleSettings(**{**DEFAULTS, **settings})
     dropped = settings.input_dropout > 0 or (settings.dropout > 0 and settings.layers > 1)
@@ -166,15 +172,21 @@ def oracle_of(graph, adjacency=None, **options):
         graph.split,
         graph.n_classes,
         settings,
+        ORACLES[model],
     )
 
 
-def named(params):
-    """Return the oracle's pairs as tensors by name."""
+def named(params, **options):
+    """Return the oracle's tensors by name, of a model of these options."""
+    model, aggregator, epsilon = (
+        options.get(name, default)
+        for name, default in (("model", "gcn"), ("aggregator", "mean"), ("epsilon", "learned"))
+    )
+    kinds = {"gcn": "Wb", "sage": SAGE_NAMES[aggregator], "gin": GIN_NAMES[epsilon]}[model]
     return {
         f"{kind}{layer}": tensor
-        for layer, pair in enumerate(params, start=1)
-        for kind, tensor in zip("Wb", pair, strict=True)
+        for layer, tensors in enumerate(params, start=1)
+        for kind, tensor in zip(kinds, tensors, strict=True)
     }
 
 
@@ -238,7 +250,7 @@ def assert_equals_oracle(comm, graph, folder, result, group, tolerance=1e-12, ad
     if comm.rank == 0:
         oracle = oracle_of(graph, adjacency, **options)
         assert_close("losses", result.summary["loss"], oracle.losses, tolerance)
-        assert_tensors_close("weights", result.weights["last"], named(oracle.params), tolerance)
+        assert_tensors_close("weights", result.weights["last"], named(oracle.params, **options), tolerance)
         assert_close("logits", logits, oracle.logits, tolerance)
         assert_accuracies(result.summary, oracle)
     rejoin(comm)

@@ -34,11 +34,11 @@ CONTRACT = """data model layers model-file hidden heads dropout input-dropout lr
     eval-every backend function region memory-mb max-workers place tls budget-usd halo-dtype checkpoint-every
     resume
     on-loss run-dir config""".split()
-ADDED = """source-degree switch-margin dense-delay straggler trace-events
+ADDED = """source-degree aggregator l2-normalise epsilon switch-margin dense-delay straggler trace-events
     endpoint-url function-timeout workers tensor-host tensor-port task-fusion rematerialisation stream-rows
     instance-type prices local-latency local-bandwidth local-faults""".split()
 CONTRACT_VALUES = {
-    "model": ("gcn", "sage", "gat"),
+    "model": ("gcn", "sage", "gin", "gat"),
     "optimizer": ("adam", "sgd"),
     "decay_scope": ("first", "all"),
     "feature_norm": ("none", "row", "standard"),
@@ -92,6 +92,9 @@ def test_every_option_from_every_place(toml):
     """Any value that is not the default arrives, by file and by command line alike."""
     other = {
         "data": "a b/ü.npz",
+        "model": "sage",
+        "aggregator": "gcn",
+        "l2_normalise": "on",
         "layers": 3,
         "hidden": 17,
         "dropout": 0.0,
@@ -101,7 +104,6 @@ def test_every_option_from_every_place(toml):
         "weight_decay": 0.0,
         "decay_scope": "all",
         "feature_norm": "row",
-        "source_degree": "out",
         "dtype": "float64",
         "epochs": 1,
         "seed": 2**63 - 1,
@@ -139,9 +141,9 @@ def test_every_option_from_every_place(toml):
         "run_dir": "runs/a 'quoted' \"name\"",
     }
     experiments = {"dense_delay": 0.5, "straggler": 2.0, "data": "digits"}  # on the CPU back end only
-    one_choice = {"model"}
-    assert {*other, *experiments, *one_choice} == set(NAMES)
-    for options in (other, experiments):
+    gcn, gin = {"source_degree": "out"}, {"model": "gin", "epsilon": "fixed"}
+    assert {*other, *experiments, *gcn, *gin} == set(NAMES)
+    for options in (other, experiments, {"data": "digits", **gcn}, {"data": "digits", **gin}):
         wanted = make_config(options)
         assert all(getattr(wanted, name) != getattr(make_config({}), name) for name in options)
         assert parse(*(word for name, value in options.items() for word in (flag(name), value))) == wanted
@@ -190,6 +192,10 @@ WRONG = [
     *[(name, 0, "at least 1") for name in ("epochs", "eval_every")],
     *[(name, -1, "at least 0") for name in ("servers", "intervals", "threads", "workers", "stream_rows")],
     *[("seed", value, "0 to 2^63-1") for value in (-1, 2**63)],
+    ("model", "mlp", "one of gcn, sage, gin"),
+    ("aggregator", "lstm", "one of mean, gcn, max"),
+    ("l2_normalise", "yes", "one of on, off"),
+    ("epsilon", "zero", "one of learned, fixed"),
     *[("memory_mb", value, "128 to 10240") for value in (127, 10241)],
     *[("tensor_port", value, "0 to 65535") for value in (-1, 65536)],
     ("max_workers", 0, "at least 1"),
@@ -200,7 +206,6 @@ WRONG = [
         for value in (-0.01, math.nan, math.inf)
     ],
     *[(name, "yes", "one of on, off") for name in ("tls", "task_fusion", "rematerialisation")],
-    ("model", "gin", "one of gcn"),
     ("optimizer", "Adam", "one of adam, sgd"),
     ("decay_scope", "last", "one of first, all"),
     ("feature_norm", "rows", "one of none, row, standard"),
@@ -355,6 +360,23 @@ def test_files_that_cannot_be_read(tmp_path):
             parse("--data", "digits", "--config", path)
         assert str(caught.value).startswith(f"--config {path}: cannot be read: ")
         assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "model"),
+    [
+        ("source_degree", "out", "gcn"),
+        ("aggregator", "gcn", "sage"),
+        ("l2_normalise", "on", "sage"),
+        ("epsilon", "fixed", "gin"),
+    ],
+)
+def test_options_of_one_model(name, value, model):
+    assert getattr(make_config({"model": model, name: value}), name) == value
+    for other in {"gcn", "sage", "gin"} - {model}:
+        with pytest.raises(InputError) as caught:
+            make_config({"model": other, name: value})
+        assert str(caught.value) == f"{flag(name)} is for --model {model}, not {other}"
 
 
 # ---- what this version does not have

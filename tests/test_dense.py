@@ -5,7 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lambda_pkg.dense import apply_vertex, apply_vertex_backward, bias_gradient
+from lambda_pkg import dense
+from lambda_pkg.dense import (
+    add_self,
+    apply_vertex,
+    apply_vertex_backward,
+    bias_gradient,
+    l2_normalise,
+    l2_normalise_backward,
+    l2_normalise_dropout,
+    self_gradient,
+)
 
 DTYPES = [np.float32, np.float64]
 SHAPES = [(7, 5, 3), (1, 1, 1), (0, 4, 2), (64, 33, 17), (3, 200, 1)]  # n, f_in, f_out
@@ -121,6 +131,58 @@ def test_relu_keeps_nan_visible():
     np.testing.assert_array_equal(apply_vertex(h, np.ones((1, 1)), relu=True), [[np.nan], [0.0], [2.0]])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_products_are_added_to_what_is_there(shape, dtype, monkeypatch):
+    monkeypatch.setattr(dense, "_BLOCK", 50)  # a few rows at a time
+    n, f_in, f_out = shape
+    h, w, d_out = _draw((n, f_in), dtype), _draw((f_in, f_out), dtype, 1), _draw((n, f_out), dtype, 2)
+    there = d_out.copy()
+    assert apply_vertex(h, w, out=there, accumulate=True) is there
+    _assert_product(there, "ni,io->no", h, w, d_out.astype(np.float64))
+    d_h = h.copy()
+    d_w, same = apply_vertex_backward(h, w, d_out, d_h=d_h, accumulate=True)
+    assert same is d_h
+    _assert_product(d_h, "no,io->ni", d_out, w, h.astype(np.float64))
+    np.testing.assert_array_equal(d_w, apply_vertex_backward(h, w, d_out)[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_of_norm_one(dtype):
+    a = np.array([[3, 4, 0], [0, 0, 0], [1e-3, 0, 0]], dtype)
+    np.testing.assert_allclose(l2_normalise(a), [[0.6, 0.8, 0], [0, 0, 0], [1, 0, 0]], rtol=1e-6)
+    assert l2_normalise(a).dtype == dtype
+    assert l2_normalise(a, out=a) is a
+    assert l2_normalise(a[:0]).shape == (0, 3)
+    dropped = l2_normalise_dropout(a, np.arange(3), 0.5, seed=1, epoch=1, layer=1)
+    kept = dense.bias_relu_dropout(a, np.zeros(3, dtype), np.arange(3), 0.5, seed=1, epoch=1, layer=1)
+    np.testing.assert_array_equal(dropped, kept)
+
+
+def test_gradient_of_the_norm_by_finite_differences():
+    a, d_out = _draw((5, 4), float), _draw((5, 4), float, 1)
+    a[2] *= 1e-15  # below the smallest norm: divided by a constant
+    got = l2_normalise_backward(d_out, a)
+    for place in np.ndindex(a.shape):
+        step = 1e-6 * np.linalg.norm(a[place[0]])
+        up, down = a.copy(), a.copy()
+        up[place] += step
+        down[place] -= step
+        want = ((l2_normalise(up) - l2_normalise(down)) * d_out).sum() / (2 * step)
+        assert got[place] == pytest.approx(want, rel=1e-6, abs=1e-8)
+    want = l2_normalise_backward(d_out, a)
+    np.testing.assert_array_equal(l2_normalise_backward(d_out, a, out=d_out), want)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_vertex_itself_and_its_epsilon(dtype):
+    x, own, eps = _draw((6, 3), dtype), _draw((6, 3), dtype, 1), np.array([0.25], dtype)
+    np.testing.assert_allclose(add_self(x, own, eps), x + 1.25 * own, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(self_gradient(x, own), [(x * own).sum()], rtol=1e-5)
+    assert self_gradient(x, own).dtype == dtype
+    assert not self_gradient(x[:0], own[:0]).any()
+
+
 H, W, B, D = np.ones((4, 3)), np.ones((3, 2)), np.ones(2), np.ones((4, 2))
 
 
@@ -143,6 +205,18 @@ H, W, B, D = np.ones((4, 3)), np.ones((3, 2)), np.ones(2), np.ones((4, 2))
         (lambda: apply_vertex_backward(H, W, D, d_w=D), ValueError, r"d_w must have shape \(3, 2\)"),
         (lambda: apply_vertex_backward(H, W, D, d_h=D), ValueError, r"d_h must have shape \(4, 3\)"),
         (lambda: apply_vertex_backward(H, W, D, d_h=H, need_d_h=False), ValueError, "need_d_h=False"),
+        (
+            lambda: apply_vertex(H, W, accumulate=True),
+            ValueError,
+            "accumulate=True adds to out, got out=None",
+        ),
+        (lambda: apply_vertex_backward(H, W, D, accumulate=True), ValueError, "adds to d_h, got d_h=None"),
+        (lambda: l2_normalise(B), ValueError, r"a must have 2 dimension\(s\)"),
+        (lambda: l2_normalise(D, out=H), ValueError, r"out must have shape \(4, 2\), got \(4, 3\)"),
+        (lambda: l2_normalise_backward(D, H), ValueError, r"a must have shape \(4, 2\), got \(4, 3\)"),
+        (lambda: add_self(D, H, B[:1]), ValueError, r"own must have shape \(4, 2\), got \(4, 3\)"),
+        (lambda: add_self(D, D, B), ValueError, r"eps must have shape \(1,\), got \(2,\)"),
+        (lambda: self_gradient(D, H), ValueError, r"own must have shape \(4, 2\), got \(4, 3\)"),
         (lambda: bias_gradient(B), ValueError, r"d_out must have 2 dimension\(s\)"),
         (lambda: bias_gradient(D, np.ones(3)), ValueError, r"out must have shape \(2,\), got \(3,\)"),
         (lambda: bias_gradient(D, B.astype("f4")), TypeError, "out must be float64"),

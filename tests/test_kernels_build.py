@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 
 import cython_kernels as ck
-from cython_kernels import _activation, _aggregate, _attention, _dropout_masks, _loss, _rows, _transpose
+from cython_kernels import (
+    _activation,
+    _aggregate,
+    _attention,
+    _dropout_masks,
+    _loss,
+    _max_pull,
+    _rows,
+    _transpose,
+)
 
 
 def test_build_info():
@@ -96,6 +105,12 @@ def test_a_bounds_checked_build_checks_behind_the_doors(bad, threads):
             indptr, indptr, index, none, x, out, none, none, 0.0, False, False, False, 0, 2, scratch,
             0, threads,
         )  # fmt: skip
+    with pytest.raises(IndexError):
+        _max_pull.gather_max_pull(indptr, index, np.ones((2, 6)), np.arange(2), out, 0, 2, 0, threads)
+    with pytest.raises(IndexError):
+        named = 4 * index[:, None].repeat(3, 1) + 4
+        packed = np.zeros((2, 6))
+        _max_pull.pack_max(np.abs(named), x, np.arange(2), packed, packed.view(np.int64), 0, 2, threads)
     with pytest.raises(IndexError):
         _rows.pack_rows(x[None], index, out, 0, threads)
     with pytest.raises(IndexError):

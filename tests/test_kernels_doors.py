@@ -45,6 +45,12 @@ def good():
         "gather_max_adjoint": {"source": np.array([[0, 4, -1, 1]] * N, I32), "d_out": small}
         | {"d_x": np.zeros((N_COLS, F)), "n_sources": N_COLS, "rows": (0, N)}
         | threads,
+        "gather_max_pull": {"indptr": indptr, "indices": indices, "packed": np.ones((N_COLS, 2 * F))}
+        | {"ids": gids, "d_x": np.zeros((N, F)), "rows": (0, N)}
+        | threads,
+        "pack_max": {"source": np.array([[0, 4, -1, 1]] * N, I32), "d_out": small, "ids": np.arange(N_COLS)}
+        | {"out": np.zeros((N, 2 * F)), "rows": (0, N)}
+        | threads,
         "attention": attending | {"x": x, "out": np.zeros((N, F)), "saved": saved} | scores | threads,
         "attention_weights": attending | {"out": np.zeros((NNZ, H))} | scores | threads,
         "attention_targets": {"out": small.copy(), "d_out": small, "score_target": np.ones((N, H))}
@@ -89,6 +95,7 @@ def good():
 OUTPUT = dict.fromkeys(good(), "out") | {
     "gather_adjoint": "d_x",
     "gather_max_adjoint": "d_x",
+    "gather_max_pull": "d_x",
     "attention_targets": "d_score_target",
     "attention_adjoint": "d_x",
     "softmax_cross_entropy": "d_logits",
@@ -116,6 +123,8 @@ FIRST_FLOAT = {
     "gather_adjoint": "d_out",
     "gather_max": "x",
     "gather_max_adjoint": "d_out",
+    "gather_max_pull": "packed",
+    "pack_max": "d_out",
     "attention": "x",
     "attention_weights": "score_source",
     "attention_targets": "out",

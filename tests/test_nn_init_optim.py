@@ -34,6 +34,14 @@ def test_glorot_is_a_function_of_seed_and_layer():
         assert not np.isclose(w, glorot_uniform(seed, layer, 5, 4, np.float64)).any()
 
 
+def test_matrices_of_one_layer_have_draws_of_their_own():
+    draws = [glorot_uniform(7, 2, 5, 4, np.float64, draw=draw) for draw in (0, 1, 255)]
+    np.testing.assert_array_equal(draws[0], glorot_uniform(7, 2, 5, 4, np.float64))
+    assert not np.isclose(draws[0], draws[1]).any() and not np.isclose(draws[1], draws[2]).any()
+    with pytest.raises(ValueError, match="draw must be between 0 and 255, got 256"):
+        glorot_uniform(7, 2, 5, 4, np.float64, draw=256)
+
+
 def test_glorot_casts_one_float64_draw():
     w = glorot_uniform(1, 1, 11, 6, np.float64)
     np.testing.assert_array_equal(glorot_uniform(1, 1, 11, 6, "float32"), w.astype(np.float32))

@@ -1,25 +1,39 @@
 """Which arrays travel for a group of dense stages, and that its ops compute what its stages compute."""
 
 import dataclasses
+from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
 
 from dorylus_hpc.engine.wiring import split_by_place
 from dorylus_hpc.nn.gcn import gcn_program
+from dorylus_hpc.nn.gin import gin_program
 from dorylus_hpc.nn.offload import CORRECT, plan_offload
 from dorylus_hpc.nn.operands import DenseFeatures, EdgeOperand, PartOperands
 from dorylus_hpc.nn.params import plan_layout
 from dorylus_hpc.nn.program import LOSS, Pass, Task, gradient_of
+from dorylus_hpc.nn.sage import sage_program
 from lambda_pkg.ops import OutputSpec, run
 
+MODELS = {
+    "gcn": gcn_program,
+    "mean": sage_program,
+    "mean, normalised": partial(sage_program, l2_normalise=True),
+    "gcn, normalised": partial(sage_program, aggregator="gcn", l2_normalise=True),
+    "max": partial(sage_program, aggregator="max", pool=5),
+    "gin": partial(gin_program, inner=5),
+    "gin, epsilon fixed": partial(gin_program, inner=5, learns_epsilon=False),
+}
 
-def program(**changes):
+
+def program(model="gcn", **changes):
     options = {
         "n_features": 6, "hidden": [5], "n_classes": 4, "sparse_features": False, "dropout": 0.5,
         "input_dropout": 0.0, "weight_decay": 0.0, "decay_scope": "all", "seed": 3,
     }  # fmt: skip
-    return gcn_program(**(options | changes))
+    return MODELS[model](**(options | changes))
 
 
 def groups_of(model, kind="train", *, fuse=True):
@@ -80,14 +94,15 @@ def test_what_comes_from_a_gather_is_not_made_again():
         {"sparse_features": False, "n_features": 60, "input_dropout": 0.4},
     ],
 )
-def test_ops_compute_what_stages_compute(changes, rematerialise, fuse):
+@pytest.mark.parametrize("name", MODELS)
+def test_ops_compute_what_stages_compute(name, changes, rematerialise, fuse):
     """A whole epoch on one part: every dense group once by its stages, once by its ops."""
-    model = program(**changes)
+    model = program(name, **changes)
     layout = plan_layout(model.params, 1)
     rng = np.random.default_rng(1)
     n, f = 40, model.params[0].shape[0]
     weights = layout.views(rng.normal(size=layout.size))
-    part = random_part(rng, n, f, model.params[-1].shape[0])
+    part = random_part(rng, n, f, model.tensors[model.logits].width)
     mine = tensors_of(model, part, n)
     theirs = {name: array.copy() for name, array in mine.items()}
     gradients, gradients_there = (layout.views(np.full(layout.size, np.nan)) for _ in range(2))
@@ -171,7 +186,9 @@ def random_part(rng, n, f, classes):
 
 
 def tensors_of(model, part, n):
-    tensors = {name: np.zeros((n, tensor.width)) for name, tensor in model.tensors.items()}
+    tensors = {
+        name: np.zeros((n, tensor.width), tensor.dtype or float) for name, tensor in model.tensors.items()
+    }
     tensors["X"] = part.features.x
     if model.drops_input:
         tensors["features"] = part.features.buffer()
@@ -179,7 +196,9 @@ def tensors_of(model, part, n):
 
 
 def test_every_dense_stage_that_may_leave_the_server_has_ops():
-    for changes in ({}, {"hidden": [5, 4]}, {"sparse_features": True}, {"input_dropout": 0.4}):
-        for stage in (*program(**changes).forward, *program(**changes).backward):
+    ways = ({}, {"hidden": [5, 4]}, {"sparse_features": True}, {"input_dropout": 0.4}, {"n_classes": 9})
+    for name, changes in product(MODELS, ways):
+        model = program(name, **changes)
+        for stage in (*model.forward, *model.backward):
             dense = stage.kind in ("AV", "dAV") and not stage.on_server
             assert (stage.ops is not None) == dense, dataclasses.astuple(stage)

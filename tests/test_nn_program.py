@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from dorylus_hpc.nn.gcn import gcn_program
+from dorylus_hpc.nn.gin import gin_program
 from dorylus_hpc.nn.program import Program, Stage, fuse
+from dorylus_hpc.nn.sage import sage_program
 
 
 def program(**changes: Any) -> Program:
@@ -76,6 +78,64 @@ def test_hidden_layers_take_the_narrower_side() -> None:
     assert {name for name, tensor in model.tensors.items() if tensor.ghosts == "in"} == {"H1", "H2"}
     assert {name for name, tensor in model.tensors.items() if tensor.ghosts == "out"} == {"dM2", "dM3"}
     assert model.tensors["dM3"].width == 32
+
+
+def other(declare: Any, **changes: Any) -> Program:
+    settings: dict[str, Any] = {
+        "n_features": 100,
+        "hidden": [16],
+        "n_classes": 7,
+        "sparse_features": False,
+        "dropout": 0.5,
+        "input_dropout": 0.0,
+        "weight_decay": 1e-3,
+        "decay_scope": "all",
+        "seed": 0,
+    }
+    return declare(**settings | changes)  # type: ignore[no-any-return]
+
+
+def test_sage_takes_the_narrower_side_and_the_constant_mean() -> None:
+    model = other(sage_program)
+    assert model.orders == ("aggregate-first", "transform-first")
+    assert words(model.setup_groups()) == ["LD1", "SC1", "GA1"]
+    assert words(model.training_groups()) == [
+        "AV1 AV1 AV2",
+        "SC2",
+        "GA2 AV2 AV2 dAV2",
+        "dSC2",
+        "dGA2 dAV2 dAV1 dAV1 dAV1",
+    ]
+    assert {name: t.width for name, t in model.tensors.items() if t.ghosts} == {"Y2": 7, "dH2": 7}
+    wider = other(sage_program, n_classes=40)
+    assert {name: t.width for name, t in wider.tensors.items() if t.ghosts} == {"H1": 16, "dM2": 16}
+
+
+def test_max_sends_where_values_came_from_beside_their_gradients() -> None:
+    model = other(sage_program, aggregator="max", pool=16)
+    assert words(model.training_groups()) == [
+        "AV1",
+        "GA1 AV1 AV1 AV2",
+        "SC2",
+        "GA2 AV2 AV2 dAV2 dAV2 dAV2",
+        "dSC2",
+        "dGA2 dAV2 dAV2 dAV1 dAV1 dAV1",
+        "dSC1",
+        "dGA1 dAV1 dAV1",
+    ]
+    sent = {"P1": 16, "P2": 16, "Q1": 32, "Q2": 32}
+    assert {name: t.width for name, t in model.tensors.items() if t.ghosts} == sent
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_gin_gathers_before_its_first_product_or_after_it(learns: bool) -> None:
+    model = other(gin_program, inner=16, learns_epsilon=learns)
+    assert model.orders == ("aggregate-first", "transform-first")
+    assert words(model.setup_groups()) == ["LD1", "SC1", "GA1"]
+    assert words(model.training_groups())[-2:] == ["dSC2", words(model.training_groups())[-1]]
+    assert {name: t.width for name, t in model.tensors.items() if t.ghosts} == {"Y2": 16, "dR2": 16}
+    assert {spec.name for spec in model.params if spec.decay} == {"U1", "W1", "U2", "W2"}
+    assert ("e1" in {spec.name for spec in model.params}) == learns
 
 
 def test_decay_is_on_weight_matrices_of_the_chosen_layers() -> None:

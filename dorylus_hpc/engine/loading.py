@@ -9,10 +9,11 @@ are exchanged here.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy import sparse
@@ -39,7 +40,7 @@ from dorylus_hpc.graph.feature_norm import (
     standardise,
     statistics,
 )
-from dorylus_hpc.graph.normalise import gcn_scales
+from dorylus_hpc.graph.normalise import edge_scales
 from dorylus_hpc.graph.part_file import StoredFeatures
 from dorylus_hpc.graph.partition import Adjacency, Part
 from dorylus_hpc.graph.store import Manifest, read_structure
@@ -62,11 +63,14 @@ class LoadSettings:
         ``none``, ``row`` or ``standard``.
     source_degree
         Whose degree normalises the source end of an edge: ``in`` or ``out``.
+    aggregate
+        What the model takes from neighbours, a name of `dorylus_hpc.graph.normalise`.
     """
 
     dtype: np.dtype
     feature_norm: str = "none"
     source_degree: str = "in"
+    aggregate: str = "gcn"
 
 
 @dataclass(frozen=True, eq=False)
@@ -291,18 +295,46 @@ def _operands(part: Part, forward: EdgeOperand, backward: EdgeOperand, features:
 
 
 def _edge_operands(part: Part, settings: LoadSettings) -> tuple[EdgeOperand, EdgeOperand]:
-    forward = _edge_operand(part, part.in_edges, settings)
-    return forward, forward if part.symmetric else _edge_operand(part, part.out_edges, settings)
+    forward = _edge_operand(part, part.in_edges, settings, forward=True)
+    if not part.symmetric:
+        return forward, _edge_operand(part, part.out_edges, settings, forward=False)
+    scales = _scales(part, part.out_edges, settings, forward=False)
+    return forward, replace(forward, **scales) if settings.aggregate.startswith("mean") else forward
 
 
-def _edge_operand(part: Part, edges: Adjacency, settings: LoadSettings) -> EdgeOperand:
-    dtype = settings.dtype
-    row_scale, source_scale = gcn_scales(part, edges, source=settings.source_degree)
-    values = None if edges.weights is None else edges.weights.astype(dtype)
-    check_csr(edges.indptr, edges.indices, values, n_cols=part.n_own + edges.n_ghost)
-    return EdgeOperand(
-        edges.indptr, edges.indices, values, row_scale.astype(dtype), source_scale.astype(dtype)
+def _edge_operand(part: Part, edges: Adjacency, settings: LoadSettings, *, forward: bool) -> EdgeOperand:
+    indices, values = edges.indices, None if edges.weights is None else edges.weights.astype(settings.dtype)
+    if settings.aggregate == "max":
+        indices, values = _by_gid(part, edges), None
+    check_csr(edges.indptr, indices, values, n_cols=part.n_own + edges.n_ghost)
+    scales = _scales(part, edges, settings, forward=forward)
+    return EdgeOperand(edges.indptr, indices, values, **scales)
+
+
+def _by_gid(part: Part, edges: Adjacency) -> np.ndarray:
+    """Return the entries of each row by vertex id: of equal values the same one is first in any partition."""
+    gids, sorted_ = np.concatenate([part.gid, edges.ghost_gid]), np.empty_like(edges.indices)
+    starts = np.searchsorted(edges.indptr, np.arange(0, edges.n_edges, _SORTED_AT_ONCE))
+    for first, last in pairwise([*np.unique(starts).tolist(), part.n_own]):
+        begin, end = edges.indptr[first], edges.indptr[last]
+        rows = np.repeat(np.arange(first, last), np.diff(edges.indptr[first : last + 1]))
+        entries = edges.indices[begin:end]
+        sorted_[begin:end] = entries[np.lexsort((gids[entries], rows))]
+    return sorted_
+
+
+_SORTED_AT_ONCE = 1_000_000  # entries: sorting takes six times their memory
+
+
+def _scales(part: Part, edges: Adjacency, settings: LoadSettings, *, forward: bool) -> dict[str, Any]:
+    row_scale, source_scale, self_weight = edge_scales(
+        settings.aggregate, part, edges, forward=forward, source=settings.source_degree
     )
+    return {
+        "row_scale": None if row_scale is None else row_scale.astype(settings.dtype),
+        "source_scale": None if source_scale is None else source_scale.astype(settings.dtype),
+        "self_weight": self_weight,
+    }
 
 
 def _sparse_features(part: Part, local: sparse.csr_array) -> SparseFeatures:

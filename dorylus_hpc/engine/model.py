@@ -11,23 +11,42 @@ from dorylus_hpc.engine.intervals import interval_count
 from dorylus_hpc.engine.loading import LoadSettings
 from dorylus_hpc.graph.manifest import Manifest
 from dorylus_hpc.nn.gcn import gcn_program
+from dorylus_hpc.nn.gin import gin_program
 from dorylus_hpc.nn.optim import Optimizer, make_optimizer
 from dorylus_hpc.nn.program import Program
+from dorylus_hpc.nn.sage import sage_program
 
 
 def build_program(config: TrainConfig, *, n_features: int, n_classes: int, sparse_features: bool) -> Program:
     """Return the stage program of a configuration for a graph of these widths."""
-    return gcn_program(
-        n_features=n_features,
-        hidden=[config.hidden] * (config.layers - 1),
-        n_classes=n_classes,
-        sparse_features=sparse_features,
-        dropout=config.dropout,
-        input_dropout=config.input_dropout,
-        weight_decay=config.weight_decay,
-        decay_scope=config.decay_scope,
-        seed=config.seed,
-    )
+    common: dict[str, Any] = {
+        "n_features": n_features,
+        "hidden": [config.hidden] * (config.layers - 1),
+        "n_classes": n_classes,
+        "sparse_features": sparse_features,
+        "dropout": config.dropout,
+        "input_dropout": config.input_dropout,
+        "weight_decay": config.weight_decay,
+        "decay_scope": config.decay_scope,
+        "seed": config.seed,
+    }
+    if config.model == "sage":
+        normalises = config.l2_normalise == "on"
+        return sage_program(
+            **common, aggregator=config.aggregator, pool=config.hidden, l2_normalise=normalises
+        )
+    if config.model == "gin":
+        return gin_program(**common, inner=config.hidden, learns_epsilon=config.epsilon == "learned")
+    return gcn_program(**common)
+
+
+def aggregate_of(config: TrainConfig) -> str:
+    """Return what the model of a configuration takes from neighbours (`dorylus_hpc.graph.normalise`)."""
+    if config.model == "sage":
+        return {"mean": "mean", "gcn": "mean-self", "max": "max"}[config.aggregator]
+    if config.model == "gin":
+        return "sum" if config.epsilon == "learned" else "sum-self"
+    return "gcn"
 
 
 def build_optimizer(config: TrainConfig) -> Optimizer:
@@ -38,7 +57,8 @@ def build_optimizer(config: TrainConfig) -> Optimizer:
 
 def load_settings(config: TrainConfig) -> LoadSettings:
     """Return how a configuration wants a graph to be read."""
-    return LoadSettings(np.dtype(config.dtype), config.feature_norm, config.source_degree)
+    dtype = np.dtype(config.dtype)
+    return LoadSettings(dtype, config.feature_norm, config.source_degree, aggregate_of(config))
 
 
 def resolve_intervals(config: TrainConfig, manifest: Manifest, program: Program) -> int:

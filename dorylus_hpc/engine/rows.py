@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from cython_kernels.layout import empty
-from dorylus_hpc.nn.gcn import FEATURES
+from dorylus_hpc.nn.layers import FEATURES
 from dorylus_hpc.nn.operands import DenseFeatures, PartOperands
 from dorylus_hpc.nn.program import INPUT, Program, RowTensor
 
@@ -78,7 +78,9 @@ def allocate(
             if tensor.constant and constants is not None:
                 shared[index][name] = constants.shared[index][name]
             else:
-                shared[index][name] = _zeros((_n_rows(part, tensor), tensor.width), dtype)
+                shared[index][name] = _zeros(
+                    (_n_rows(part, tensor), tensor.width), np.dtype(tensor.dtype or dtype)
+                )
         if isinstance(part.features, DenseFeatures):
             shared[index][INPUT] = part.features.x
         if trains and program.drops_input:

@@ -1,10 +1,73 @@
-"""Scaling that a model applies around its gathers, from the degrees of the whole graph."""
+"""Scaling that a model applies around its gathers, from the degrees of the whole graph.
+
+What a vertex takes from the sources of its in-edges, by the name of its *aggregate*:
+
+    gcn         their symmetrically normalised sum, itself included
+    mean        their mean; zero without in-edges
+    mean-self   the mean of them and of itself
+    sum         their sum
+    sum-self    the sum of them and of itself
+    max         the largest value of each column
+
+Edge weights count in sums and means; an edge of a vertex to itself would be of weight 1.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
 from dorylus_hpc.graph.partition import Adjacency, Part
+
+AGGREGATES = ("gcn", "mean", "mean-self", "sum", "sum-self", "max")
+
+Scale = np.ndarray | None  # float64, or ones
+
+
+def edge_scales(
+    aggregate: str, part: Part, adjacency: Adjacency, *, forward: bool, source: str = "in"
+) -> tuple[Scale, Scale, float]:
+    """Row scale, source scale and weight of the self term of one direction of a part.
+
+    Parameters
+    ----------
+    aggregate : str
+        One of `AGGREGATES`.
+    part : Part
+    adjacency : Adjacency
+        `part.in_edges`, or `part.out_edges` where `forward` is False. The backward gather is the transpose of
+        the forward one: of a mean, which divides by the degree of the destination, it is not the same even
+        where the graph is symmetric.
+    forward : bool
+        Rows are destinations.
+    source : {'in', 'out'}
+        As for `gcn_scales`.
+
+    Returns
+    -------
+    row_scale, source_scale : ndarray of float64, or None
+        Of the own vertices, and of everything that a row reads; None: ones.
+    self_weight : float
+
+    Raises
+    ------
+    ValueError
+        Another aggregate, or as for `gcn_scales`.
+    """
+    if aggregate not in AGGREGATES:
+        raise ValueError(f"aggregate must be one of {', '.join(AGGREGATES)}, got {aggregate!r}")
+    itself = 1.0 if aggregate == "gcn" or aggregate.endswith("-self") else 0.0
+    if aggregate == "gcn":
+        return *gcn_scales(part, adjacency, source=source), itself
+    if not aggregate.startswith("mean"):
+        return None, None, itself
+    if forward:
+        return _inverse(part.in_degree + itself), None, itself
+    read = np.concatenate([part.in_degree, adjacency.ghost_in_degree])
+    return None, _inverse(read + itself), itself
+
+
+def _inverse(degree: np.ndarray) -> np.ndarray:
+    return np.divide(1.0, degree, out=np.zeros_like(degree), where=degree > 0)
 
 
 def gcn_scales(part: Part, adjacency: Adjacency, *, source: str = "in") -> tuple[np.ndarray, np.ndarray]:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 _MAX_SEED = 2**64 - 1
+_DRAW_BITS = 8  # the highest ones of the second half of a key; the rest is the layer
 
 
 def _check_count(name: str, value: int, low: int, high: int | None = None) -> int:
@@ -21,10 +22,12 @@ def _check_count(name: str, value: int, low: int, high: int | None = None) -> in
     return value
 
 
-def glorot_uniform(seed: int, layer: int, f_in: int, f_out: int, dtype: DTypeLike) -> np.ndarray:
+def glorot_uniform(
+    seed: int, layer: int, f_in: int, f_out: int, dtype: DTypeLike, *, draw: int = 0
+) -> np.ndarray:
     """Draw a weight matrix uniformly from +-sqrt(6 / (f_in + f_out)).
 
-    Drawn in float64 from the Philox stream with key (seed, layer) and then cast, so both dtypes start
+    Drawn in float64 from the Philox stream with key (seed, layer, draw) and then cast, so both dtypes start
     from the same matrix. The raw 64-bit stream is used, which NumPy promises to keep, rather than a
     distribution method, which it does not.
 
@@ -34,6 +37,8 @@ def glorot_uniform(seed: int, layer: int, f_in: int, f_out: int, dtype: DTypeLik
         Seed of the run, 0 .. 2**64 - 1.
     layer : int
         Layer, from 1.
+    draw : int
+        Number of the matrix among those of its layer, 0 .. 255.
     f_in, f_out : int
         Rows and columns, at least 1.
     dtype : dtype
@@ -55,7 +60,9 @@ def glorot_uniform(seed: int, layer: int, f_in: int, f_out: int, dtype: DTypeLik
     Glorot and Bengio, Understanding the difficulty of training deep feedforward neural networks,
     AISTATS 2010, equation 16.
     """
-    key = [_check_count("seed", seed, 0, _MAX_SEED), _check_count("layer", layer, 1, _MAX_SEED)]
+    layer = _check_count("layer", layer, 1, 2 ** (64 - _DRAW_BITS) - 1)
+    draw = _check_count("draw", draw, 0, 2**_DRAW_BITS - 1)
+    key = [_check_count("seed", seed, 0, _MAX_SEED), layer | draw << (64 - _DRAW_BITS)]
     f_in, f_out = _check_count("f_in", f_in, 1), _check_count("f_out", f_out, 1)
     dtype = _check_dtype(dtype)
     raw = np.random.Philox(key=np.array(key, dtype=np.uint64)).random_raw(f_in * f_out)

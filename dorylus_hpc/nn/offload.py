@@ -12,6 +12,7 @@ signs alone, and the backward of layer 1 has M1 and W1 already.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -141,6 +142,11 @@ def _inputs(ops: Iterable[Op]) -> list[str]:
     return list(inputs)
 
 
+def _made(ops: Iterable[Op]) -> set[str]:
+    """Return the names that are made."""
+    return {name for op in ops for name in op[3]}
+
+
 def _reads(program: Program, group: tuple[Stage, ...], *, rematerialise: bool) -> set[str]:
     """Return the row tensors that a group reads, its own rows or neighbours'."""
     dense = [stage for stage in group if stage.ops is not None]
@@ -153,16 +159,22 @@ def _reads(program: Program, group: tuple[Stage, ...], *, rematerialise: bool) -
 
 
 def _producers(program: Program, stages: Sequence[Stage]) -> list[Stage]:
-    """Return earlier stages that make again what these read, from what these read anyway and weights."""
+    """Return earlier stages that make again what these read, from what these read anyway and weights.
+
+    Not a stage whose product another one goes on with: it alone would make something else.
+    """
     reads = _inputs(_ops(stages, _ANY))
     there = {*reads, *ROW_ATTRIBUTES, *(spec.name for spec in program.params)}
+    makers = Counter(name for stage in program.forward if stage.ops for name in _made(stage.ops(_ANY)))
     found = []
     for stage in program.forward:
         if stage.ops is None or stage in stages:
             continue
         ops = stage.ops(_ANY)
-        made = {name for op in ops for name in op[3]}
+        made = _made(ops)
         sources = set(_inputs(ops))
+        if any(makers[name] > 1 for name in made):
+            continue
         if made & set(reads) and not made & sources and sources <= there - made:
             found.append(stage)
     return found

@@ -7,13 +7,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cython_kernels import bias_relu_dropout, dropout, dropout_csr, gather, gather_adjoint
+from cython_kernels import (
+    bias_relu_dropout,
+    dropout,
+    dropout_csr,
+    gather,
+    gather_adjoint,
+    gather_max,
+    gather_max_pull,
+)
 from lambda_pkg.dense import apply_vertex
 
 
 @dataclass(frozen=True, eq=False)
 class EdgeOperand:
-    """One direction of a part's edges: out_i = row_scale_i (sum_j w_ij source_scale_j x_j + self).
+    """One direction of a part's edges and what it computes.
+
+        out_i = row_scale_i (sum_j w_ij source_scale_j x_j + self_weight source_scale_i x_i)
 
     Attributes
     ----------
@@ -22,17 +32,22 @@ class EdgeOperand:
     values
         The user's edge weights, or None.
     row_scale, source_scale
-        Factors after and before the sum; of the own rows, and of own and ghost rows.
+        Factors after and before the sum, of the own rows, and of own and ghost rows; None: 1.
+    self_weight
+        Of a row's own x.
     """
 
     indptr: np.ndarray
     indices: np.ndarray
     values: np.ndarray | None
-    row_scale: np.ndarray
-    source_scale: np.ndarray
+    row_scale: np.ndarray | None
+    source_scale: np.ndarray | None
+    self_weight: float = 1.0
 
-    def aggregate(self, x: np.ndarray, out: np.ndarray, rows: tuple[int, int]) -> None:
-        """Write rows `rows` of the normalised aggregate of `x`, the self term included, to `out`."""
+    def aggregate(
+        self, x: np.ndarray, out: np.ndarray, rows: tuple[int, int], *, accumulate: bool = False
+    ) -> None:
+        """Write rows `rows` of the aggregate of `x` to `out`, or add them to what is there."""
         n_own = len(self.indptr) - 1
         gather(
             self.indptr,
@@ -42,10 +57,22 @@ class EdgeOperand:
             out[:n_own],
             row_scale=self.row_scale,
             source_scale=self.source_scale,
-            self_weight=1.0,
+            self_weight=self.self_weight,
+            accumulate=accumulate,
             rows=rows,
             validate=False,
         )
+
+    def maximum(
+        self, x: np.ndarray, out: np.ndarray, rows: tuple[int, int], source: np.ndarray | None
+    ) -> None:
+        """Write rows `rows` of the largest values of `x` to `out`, and where they came from to `source`."""
+        n_own = len(self.indptr) - 1
+        gather_max(self.indptr, self.indices, x, out[:n_own], source=source, rows=rows, validate=False)
+
+    def pull(self, packed: np.ndarray, gids: np.ndarray, out: np.ndarray, rows: tuple[int, int]) -> None:
+        """Write rows `rows` of the gradient of `maximum`'s x to `out`: over the reversed edges."""
+        gather_max_pull(self.indptr, self.indices, packed, gids, out, rows=rows, validate=False)
 
 
 @dataclass(frozen=True)
@@ -99,10 +126,18 @@ class DenseFeatures:
             out=buffer[part],
         )
 
-    def times(self, rows: tuple[int, int], values: np.ndarray | None, w: np.ndarray, out: np.ndarray) -> None:
-        """Write rows of ``X @ w`` to the same rows of `out`; `values` replaces X if given."""
+    def times(
+        self,
+        rows: tuple[int, int],
+        values: np.ndarray | None,
+        w: np.ndarray,
+        out: np.ndarray,
+        *,
+        accumulate: bool = False,
+    ) -> None:
+        """Write rows of ``X @ w`` to the same rows of `out`, or add them; `values` replaces X if given."""
         part = slice(*rows)
-        apply_vertex((self.x if values is None else values)[part], w, out=out[part])
+        apply_vertex((self.x if values is None else values)[part], w, out=out[part], accumulate=accumulate)
 
     def weight_gradient(
         self, rows: tuple[int, int], values: np.ndarray | None, d_out: np.ndarray, d_w: np.ndarray
@@ -159,10 +194,28 @@ class SparseFeatures:
             out=buffer[first:last],
         )
 
-    def times(self, rows: tuple[int, int], values: np.ndarray | None, w: np.ndarray, out: np.ndarray) -> None:
-        """Write rows of ``X @ w`` to the same rows of `out`; `values` replaces the stored values if given."""
+    def times(
+        self,
+        rows: tuple[int, int],
+        values: np.ndarray | None,
+        w: np.ndarray,
+        out: np.ndarray,
+        *,
+        accumulate: bool = False,
+    ) -> None:
+        """Write rows of ``X @ w`` to the same rows of `out`, or add them; `values` replaces X if given."""
         data = self.data if values is None else values
-        gather(self.indptr, self.indices, data, w, out, rows=rows, validate=False)
+        n_rows = len(out)  # of the own vertices, or of ghosts too
+        gather(
+            self.indptr[: n_rows + 1],
+            self.indices[: self.indptr[n_rows]],
+            data[: self.indptr[n_rows]],
+            w,
+            out,
+            accumulate=accumulate,
+            rows=rows,
+            validate=False,
+        )
 
     def weight_gradient(
         self, rows: tuple[int, int], values: np.ndarray | None, d_out: np.ndarray, d_w: np.ndarray
@@ -197,7 +250,8 @@ class PartOperands:
     gids
         Vertex ids of the own rows.
     in_edges, out_edges
-        Forward and backward direction; the same object if the graph is symmetric.
+        Forward and backward direction; the same arrays, and where the scales are too the same object, if
+        the graph is symmetric.
     n_in_ghosts, n_out_ghosts
         Ghost rows after the own ones, a direction.
     features

@@ -1,4 +1,4 @@
-"""The oracle: GCN training in one process, written straight from the formulas.
+"""The oracle: training in one process, written straight from the formulas; here of a GCN.
 
 It is what the engine is tested against, so it shares nothing with it but the definitions of the
 start weights and of the dropout masks: no parts, ghosts, intervals, stage programs or kernels. With
@@ -13,14 +13,16 @@ and backwards, with G_l the gradient of Z_l,
 
     S_l = P^T G_l      dW_l = drop_l(H_{l-1})^T S_l      db_l = column sums of G_l
     G_{l-1} = (S_l W_l^T) * mask_l * [Z_{l-1} > 0]
+
+Other models bring an `OracleModel` of their own: `oracle_sage`, `oracle_gin`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from scipy import sparse
@@ -28,7 +30,7 @@ from scipy import sparse
 from cython_kernels.reference import dropout, dropout_csr
 from dorylus_hpc.nn.init import glorot_uniform, zeros
 
-Params = list[tuple[np.ndarray, np.ndarray]]
+Params = list[tuple[np.ndarray, ...]]  # of each layer; of a GCN (W, b)
 Matrix = Any  # ndarray or scipy.sparse.csr_array: both know `@`, `.T` and `.shape`
 
 _ROLES = {"train": 1, "val": 2, "test": 3}
@@ -60,6 +62,12 @@ class OracleSettings:
         Which degree normalises the source of an edge.
     eval_every : int
         Accuracies are kept for the versions 0, K, 2K, ... and the last one.
+    aggregator : {'mean', 'gcn', 'max'}
+        Of GraphSAGE.
+    l2_normalise : {'on', 'off'}
+        Rows of GraphSAGE's hidden layers have norm 1.
+    epsilon : {'learned', 'fixed'}
+        Of GIN.
     """
 
     layers: int = 2
@@ -76,6 +84,9 @@ class OracleSettings:
     seed: int = 0
     source_degree: str = "in"
     eval_every: int = 1
+    aggregator: str = "mean"
+    l2_normalise: str = "off"
+    epsilon: str = "learned"
 
     def __post_init__(self) -> None:
         choices: dict[str, tuple[str, ...]] = {
@@ -83,6 +94,9 @@ class OracleSettings:
             "decay_scope": ("first", "all"),
             "feature_norm": ("none", "row", "standard"),
             "source_degree": ("in", "out"),
+            "aggregator": ("mean", "gcn", "max"),
+            "l2_normalise": ("on", "off"),
+            "epsilon": ("learned", "fixed"),
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
@@ -102,9 +116,9 @@ class OracleResult:
     ----------
     losses : ndarray, (epochs,)
         Training loss of epoch e (with its dropout, without decay) at index e - 1.
-    params : list of (W, b)
-        One pair a layer, after the last update.
-    first_gradients : list of (dW, db)
+    params : list of tuple of ndarray
+        The tensors of each layer, after the last update; of a GCN (W, b).
+    first_gradients : list of tuple of ndarray
         Gradients of the loss in epoch 1, without decay; empty if there were no epochs.
     logits : ndarray, (n, C)
         Of the last weights, without dropout.
@@ -182,12 +196,17 @@ def normalise_features(features: Any, norm: str, dtype: Any = np.float64) -> Mat
     return x.astype(dtype)
 
 
+def layer_widths(f_in: int, n_classes: int, settings: OracleSettings) -> list[tuple[int, int]]:
+    """Return the columns of each layer's input and output."""
+    return list(pairwise([f_in] + [settings.hidden] * (settings.layers - 1) + [n_classes]))
+
+
 def start_params(f_in: int, n_classes: int, settings: OracleSettings) -> Params:
     """Return the weights and biases of version 0 for `f_in` features."""
-    widths = [f_in] + [settings.hidden] * (settings.layers - 1) + [n_classes]
+    widths = layer_widths(f_in, n_classes, settings)
     return [
         (glorot_uniform(settings.seed, layer, rows, columns, settings.dtype), zeros(columns, settings.dtype))
-        for layer, (rows, columns) in enumerate(pairwise(widths), start=1)
+        for layer, (rows, columns) in enumerate(widths, start=1)
     ]
 
 
@@ -245,13 +264,13 @@ def loss_and_gradients(
     slopes: list[Any] = []  # d drop_l(relu(Z)) / dZ, from layer 2 on
     h, positive = x, None
     for layer, (w, b) in enumerate(params, start=1):
-        d, multiplier = _drop(h, settings, epoch, layer)
+        d, multiplier = drop(h, settings, epoch, layer)
         dropped.append(d)
         slopes.append(None if positive is None else multiplier * positive)
         z = propagation @ (d @ w) + b
         positive = (z > 0).astype(z.dtype)
         h = np.maximum(z, 0)
-    loss, g = _cross_entropy(z, labels, train)
+    loss, g = cross_entropy(z, labels, train)
     gradients: Params = []
     for d, slope, (w, _) in zip(reversed(dropped), reversed(slopes), reversed(params), strict=True):
         s = propagation.T @ g
@@ -261,6 +280,43 @@ def loss_and_gradients(
     return loss, gradients[::-1]
 
 
+class OracleModel(Protocol):
+    """A model over one graph. Parameters are those of `predict_logits` and `loss_and_gradients`."""
+
+    def start(self, f_in: int, n_classes: int) -> Params:
+        """Return the weights of version 0."""
+
+    def logits(self, x: Matrix, params: Params) -> np.ndarray:
+        """Return the logits of all vertices without dropout."""
+
+    def loss_and_gradients(
+        self, x: Matrix, labels: np.ndarray, train: np.ndarray, params: Params, epoch: int
+    ) -> tuple[float, Params]:
+        """Return the training loss of one epoch, with its dropout masks, and its gradients."""
+
+
+class GcnOracle:
+    """A GCN over one graph."""
+
+    def __init__(self, adjacency: Any, settings: OracleSettings) -> None:
+        self._settings = settings
+        self._propagation = propagation_matrix(adjacency, settings.source_degree, settings.dtype)
+
+    def start(self, f_in: int, n_classes: int) -> Params:
+        """As `OracleModel`."""
+        return start_params(f_in, n_classes, self._settings)
+
+    def logits(self, x: Matrix, params: Params) -> np.ndarray:
+        """As `OracleModel`."""
+        return predict_logits(self._propagation, x, params)
+
+    def loss_and_gradients(
+        self, x: Matrix, labels: np.ndarray, train: np.ndarray, params: Params, epoch: int
+    ) -> tuple[float, Params]:
+        """As `OracleModel`."""
+        return loss_and_gradients(self._propagation, x, labels, train, params, self._settings, epoch)
+
+
 def train_oracle(
     adjacency: Any,
     features: Any,
@@ -268,8 +324,9 @@ def train_oracle(
     split: np.ndarray,
     n_classes: int,
     settings: OracleSettings,
+    model: Callable[[Any, OracleSettings], OracleModel] | None = None,
 ) -> OracleResult:
-    """Train a GCN in one process.
+    """Train a model in one process.
 
     Parameters
     ----------
@@ -283,6 +340,8 @@ def train_oracle(
         0 none, 1 train, 2 validation, 3 test.
     n_classes : int
     settings : OracleSettings
+    model : class
+        Made of the adjacency and the settings; by default a GCN.
 
     Returns
     -------
@@ -299,27 +358,35 @@ def train_oracle(
     """
     labels, split = np.asarray(labels), np.asarray(split)
     _check_data(adjacency, features, labels, split, n_classes)
-    propagation = propagation_matrix(adjacency, settings.source_degree, settings.dtype)
+    made = (model or GcnOracle)(adjacency, settings)
     x = normalise_features(features, settings.feature_norm, settings.dtype)
     roles = {role: (split == code) & (labels >= 0) for role, code in _ROLES.items()}
-    params = start_params(x.shape[1], n_classes, settings)
-    moments = [tuple((np.zeros_like(p), np.zeros_like(p)) for p in pair) for pair in params]
+    params = made.start(x.shape[1], n_classes)
+    moments = [[(np.zeros_like(p), np.zeros_like(p)) for p in tensors] for tensors in params]
     result = OracleResult(np.zeros(settings.epochs), params, [], np.empty(0))
     for epoch in range(1, settings.epochs + 1):
         if (epoch - 1) % settings.eval_every == 0:
-            result.accuracies[epoch - 1] = _accuracies(predict_logits(propagation, x, params), labels, roles)
-        loss, gradients = loss_and_gradients(propagation, x, labels, roles["train"], params, settings, epoch)
+            result.accuracies[epoch - 1] = _accuracies(made.logits(x, params), labels, roles)
+        loss, gradients = made.loss_and_gradients(x, labels, roles["train"], params, epoch)
         result.losses[epoch - 1] = loss
         if epoch == 1:
             result.first_gradients = gradients
         params = _update(params, gradients, moments, epoch, settings)
-    result.params, result.logits = params, predict_logits(propagation, x, params)
+    result.params, result.logits = params, made.logits(x, params)
     result.accuracies[settings.epochs] = _accuracies(result.logits, labels, roles)
     return result
 
 
-def _drop(h: Matrix, settings: OracleSettings, epoch: int, layer: int) -> tuple[Matrix, Any]:
-    """Return drop_l(h), and the multipliers that made it (dense h only; 1 without dropout)."""
+def drop(h: Matrix, settings: OracleSettings, epoch: int, layer: int) -> tuple[Matrix, Any]:
+    """Return drop_l(h), and the multipliers that made it (dense h only; 1 without dropout).
+
+    Parameters
+    ----------
+    h : ndarray or csr_array, (n, f)
+    settings : OracleSettings
+    epoch, layer : int
+        From 1.
+    """
     p = settings.input_dropout if layer == 1 else settings.dropout
     if p == 0:
         return h, 1
@@ -332,8 +399,15 @@ def _drop(h: Matrix, settings: OracleSettings, epoch: int, layer: int) -> tuple[
     return h * multiplier, multiplier
 
 
-def _cross_entropy(logits: np.ndarray, labels: np.ndarray, train: np.ndarray) -> tuple[float, np.ndarray]:
-    """Mean of -log softmax at the labels of the rows `train`, and its gradient."""
+def cross_entropy(logits: np.ndarray, labels: np.ndarray, train: np.ndarray) -> tuple[float, np.ndarray]:
+    """Return the mean of -log softmax at the labels of the rows `train`, and its gradient.
+
+    Parameters
+    ----------
+    logits : ndarray, (n, C)
+    labels : ndarray of int, (n,)
+    train : ndarray of bool, (n,)
+    """
     rows = np.flatnonzero(train)
     z = logits[rows] - logits[rows].max(axis=1, keepdims=True)
     log_p = z - np.log(np.exp(z).sum(axis=1, keepdims=True))
@@ -349,13 +423,15 @@ def _update(
     params: Params, gradients: Params, moments: Sequence[Any], t: int, settings: OracleSettings
 ) -> Params:
     """Update number t of all tensors; `moments` (Adam) change in place."""
-    new = []
-    for layer, (pair, d_pair, m_pair) in enumerate(zip(params, gradients, moments, strict=True), start=1):
-        w, b = pair
-        d_w, d_b = d_pair
-        if settings.decay_scope == "all" or layer == 1:
-            d_w = d_w + settings.weight_decay * w
-        new.append((_descend(w, d_w, m_pair[0], t, settings), _descend(b, d_b, m_pair[1], t, settings)))
+    new: Params = []
+    for layer, of_layer in enumerate(zip(params, gradients, moments, strict=True), start=1):
+        decays = settings.decay_scope == "all" or layer == 1
+        tensors = []
+        for p, d_p, m_p in zip(*of_layer, strict=True):
+            if decays and p.ndim == 2:
+                d_p = d_p + settings.weight_decay * p
+            tensors.append(_descend(p, d_p, m_p, t, settings))
+        new.append(tuple(tensors))
     return new
 
 

@@ -30,12 +30,15 @@ class ParamSpec:
         (f_in, f_out) of a weight matrix, (f_out,) of a bias.
     decay
         L2 weight decay of this tensor.
+    draw
+        Which of its layer's matrices it is: each has start values of its own.
     """
 
     name: str
     layer: int
     shape: tuple[int, ...]
     decay: float = 0.0
+    draw: int = 0
 
     @property
     def size(self) -> int:
@@ -80,7 +83,7 @@ class FlatLayout:
         views = self.views(flat)
         for spec in self.specs:
             if len(spec.shape) == 2:
-                views[spec.name][...] = glorot_uniform(seed, spec.layer, *spec.shape, dtype)
+                views[spec.name][...] = glorot_uniform(seed, spec.layer, *spec.shape, dtype, draw=spec.draw)
         return flat
 
 

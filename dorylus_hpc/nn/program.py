@@ -64,6 +64,8 @@ class RowTensor:
         Not needed for a forward without a backward.
     constant
         Written once, before the first epoch.
+    dtype
+        Empty: that of all arithmetic.
     """
 
     name: str
@@ -71,6 +73,7 @@ class RowTensor:
     ghosts: Ghosts | None = None
     trains_only: bool = False
     constant: bool = False
+    dtype: str = ""
 
 
 @dataclass

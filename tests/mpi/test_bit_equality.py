@@ -16,6 +16,22 @@ RUNS = {
         {"hidden": 8, "input_dropout": 0.4, "intervals": 2, "feature_norm": "row", "decay_scope": "all"},
     ),
     "one layer, float64": ({"features": 9}, {"layers": 1, "intervals": 5, "dtype": "float64"}),
+    "sage": (
+        {"features": 20, "classes": 9},
+        {"model": "sage", "layers": 3, "hidden": 7, "input_dropout": 0.2, "intervals": 3},
+    ),
+    "sage, sparse and normalised": (
+        {"features": 30, "sparse": True},
+        {"model": "sage", "hidden": 8, "l2_normalise": "on", "intervals": 2, "feature_norm": "row"},
+    ),
+    "sage, max": (
+        {"features": 20},
+        {"model": "sage", "aggregator": "max", "layers": 3, "hidden": 7, "intervals": 3},
+    ),
+    "gin": (
+        {"features": 20},
+        {"model": "gin", "layers": 3, "hidden": 12, "intervals": 3, "feature_norm": "standard"},
+    ),
     "plain descent": ({"features": 9, "classes": 8}, {"hidden": 5, "optimizer": "sgd", "lr": 0.5}),
 }
 

@@ -1,0 +1,418 @@
+"""What layers of different models share: how they begin, and how they end.
+
+A layer begins with the features, or with the output of the layer before. It ends with a bias, and then with
+ReLU and the dropout of the next layer's input, or (the last one) with the loss. Between the two is what makes
+a model; see `gcn` for an example.
+
+Row tensors that are named here: ``H{l}`` is the output of layer l as the next layer takes it (after ReLU and
+dropout; of the last layer the logits), and ``dH{l}`` the gradient of H, turned in place into that of
+``Z = H before bias, ReLU and dropout``. H > 0 tells both where ReLU let a value pass and where dropout kept
+it, so no mask is stored.
+
+A hidden layer whose rows are normalised between ReLU and dropout has Z, and then ReLU's result, in ``A{l}``:
+the gradient of the norm needs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cython_kernels import bias_relu_dropout, dropout, relu_dropout_backward, softmax_cross_entropy
+from dorylus_hpc.nn.operands import DropoutKey, activate
+from dorylus_hpc.nn.params import ParamSpec
+from dorylus_hpc.nn.program import (
+    LOSS,
+    Ghosts,
+    Pass,
+    Program,
+    RowTensor,
+    Stage,
+    Task,
+    gradient_of,
+    load_stages,
+)
+from lambda_pkg.dense import bias_gradient, l2_normalise, l2_normalise_backward
+from lambda_pkg.ops import Op
+
+NO_DROPOUT = {"p": 0.0, "seed": 0, "epoch": 0, "layer": 0}  # of an op that would drop
+
+FEATURES = "features"  # the features with dropout; absent from a task where they are used as they are
+
+
+def gathers_input(index: int, f_in: int, f_out: int, *, sparse: bool, drops: bool) -> bool:
+    """Choose the order of a layer that can aggregate before its product or after it.
+
+    Parameters
+    ----------
+    index
+        Of the layer, from 1.
+    f_in, f_out
+        Columns before and after the product.
+    sparse, drops
+        The features of layer 1 are CSR; are dropped from.
+
+    Returns
+    -------
+    bool
+        True if aggregating first gathers and sends fewer columns, in forward and backward together.
+    """
+    if index > 1:
+        return f_in < f_out  # 2 f_in gathered and sent against 2 f_out
+    if sparse:
+        return False  # P X of sparse X fills in
+    if not drops:
+        return True  # P X is computed once: nothing is gathered or sent in an epoch
+    return f_in <= 3 * f_out  # forward gather alone, against two gathers and the backward's send
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """A layer's place, widths and keys, and its ends. Methods named by a stage run on one interval.
+
+    A model's layer adds `params`, `tensors`, `setup`, `forward` and `backward`, which `assemble` calls.
+
+    Attributes
+    ----------
+    index
+        From 1.
+    f_in, f_out
+        Columns of input and output.
+    last
+        Its output are the logits.
+    input_key, output_key
+        Dropout of its input, and of the next layer's.
+    decay
+        L2 factor of its weight matrices.
+    normalise
+        Rows of its output have Euclidean norm 1 (before dropout; but for the last layer).
+    """
+
+    index: int
+    f_in: int
+    f_out: int
+    last: bool
+    input_key: DropoutKey
+    output_key: DropoutKey
+    decay: float
+    normalise: bool = False
+
+    @property
+    def first(self) -> bool:
+        """Whether it takes the features."""
+        return self.index == 1
+
+    @property
+    def normalises(self) -> bool:
+        """Whether rows of the output are normalised."""
+        return self.normalise and not self.last
+
+    @property
+    def z(self) -> str:
+        """The row tensor in which `activate` finds Z without the bias."""
+        return f"A{self.index}" if self.normalises else f"H{self.index}"
+
+    def output_tensors(self, ghosts: Ghosts | None) -> list[RowTensor]:
+        """Return the row tensors of the forward's end; the ghosts are those of H."""
+        made = [RowTensor(f"H{self.index}", self.f_out, ghosts)]
+        return [*made, RowTensor(self.z, self.f_out)] if self.normalises else made
+
+    def params(self) -> list[ParamSpec]:
+        """Return the layer's weight tensors."""
+        raise NotImplementedError
+
+    def tensors(self) -> list[RowTensor]:
+        """Return the layer's row tensors."""
+        raise NotImplementedError
+
+    def setup(self) -> tuple[Stage, ...]:
+        """Return the stages of the set-up, of a first layer with dense features."""
+        raise NotImplementedError
+
+    def forward(self) -> list[Stage]:
+        """Return the stages of the forward."""
+        raise NotImplementedError
+
+    def backward(self) -> list[Stage]:
+        """Return the stages of the backward."""
+        raise NotImplementedError
+
+    @property
+    def order(self) -> str:
+        """What to tell of the order of its stages."""
+        return "transform-first"
+
+    # How it begins.
+
+    def drop_stages(self) -> list[Stage]:
+        """Return the dropout of the features, if this layer has it."""
+        if not (self.first and self.input_key.p):
+            return []
+        return [
+            Stage(
+                "AV",
+                self.index,
+                self.drop_features,
+                covers_ghosts=True,
+                trains_only=True,
+                weightless=True,
+                on_server=True,
+            )
+        ]
+
+    def drop_features(self, task: Task) -> None:
+        """Drop from the features."""
+        task.part.features.drop(task.rows, self.input_key, task.epoch, task.tensors[FEATURES])
+
+    def dropped_features(self, task: Task) -> np.ndarray | None:
+        """Return the features with dropout, or None where they are used as they are."""
+        return task.tensors[FEATURES] if self.input_key.p and task.training else None
+
+    # How it ends.
+
+    def activate(self, task: Task) -> None:
+        """Add the bias; then ReLU and the dropout of the next layer's input, but for the last layer."""
+        h, bias = task.block(f"H{self.index}"), task.weights[f"b{self.index}"]
+        if self.last:
+            np.add(h, bias, out=h)
+            return
+        gids = task.part.gids[slice(*task.rows)]
+        if self.normalises:
+            a, key = task.block(self.z), self.output_key
+            bias_relu_dropout(a, bias, None, 0.0, seed=0, epoch=0, layer=0, out=a)
+            l2_normalise(a, out=h)
+            if key.p and task.training:
+                dropout(h, gids, key.p, seed=key.seed, epoch=task.epoch, layer=key.layer, out=h)
+            return
+        activate(
+            h,
+            bias,
+            gids,
+            self.output_key,
+            epoch=task.epoch,
+            training=task.training,
+        )
+
+    def activate_ops(self, way: Pass) -> list[Op]:
+        """Return what `activate` does as ops."""
+        h, bias = f"H{self.index}", f"b{self.index}"
+        if self.last:
+            return [("add_bias", {}, [h, bias], [h])]
+        if self.normalises:
+            return [
+                ("bias_relu_dropout", NO_DROPOUT, [self.z, bias, "gids"], [self.z]),
+                ("l2_normalise_dropout", self.dropout_parameters(way), [self.z, "gids"], [h]),
+            ]
+        return [("bias_relu_dropout", self.dropout_parameters(way), [h, bias, "gids"], [h])]
+
+    def dropout_parameters(self, way: Pass) -> dict[str, Any]:
+        """Return the parameters of an op that drops from the next layer's input."""
+        key = self.output_key
+        return {
+            "p": key.p if way.training else 0.0,
+            "seed": key.seed,
+            "epoch": way.epoch,
+            "layer": key.layer,
+        }
+
+    def loss_stages(self) -> list[Stage]:
+        """Return the loss, if this is the last layer."""
+        if not self.last:
+            return []
+        return [Stage("AV", self.index, self.loss, trains_only=True, ops=self.loss_ops)]
+
+    def loss(self, task: Task) -> None:
+        """Write the loss, and the gradient of the logits."""
+        part, rows = task.part, slice(*task.rows)
+        task.loss = softmax_cross_entropy(
+            task.block(f"H{self.index}"),
+            part.labels[rows],
+            part.train_mask[rows],
+            scale=1.0 / task.n_labelled,
+            d_logits=task.block(f"dH{self.index}"),
+        )
+
+    def loss_ops(self, way: Pass) -> list[Op]:
+        """Return what `loss` does as ops."""
+        h = f"H{self.index}"
+        scale = {"scale": 1.0 / way.n_labelled}
+        return [("softmax_cross_entropy", scale, [h, "labels", "train_mask"], [LOSS, f"d{h}"])]
+
+    def output_gradient(self, task: Task) -> None:
+        """Turn the gradient of this layer's output into that of Z, in place; the bias gradient falls out."""
+        d_h = task.block(f"dH{self.index}")
+        if not self.last:
+            relu_dropout_backward(
+                d_h,
+                task.block(f"H{self.index}"),
+                self.output_key.p,
+                out=d_h,
+            )
+        if self.normalises:
+            a = task.block(self.z)
+            relu_dropout_backward(l2_normalise_backward(d_h, a, out=d_h), a, 0.0, out=d_h)
+        bias_gradient(d_h, out=task.gradients[f"b{self.index}"])
+
+    def output_gradient_ops(self, _: Pass) -> list[Op]:
+        """Return what `output_gradient` does as ops."""
+        d_h, h = f"dH{self.index}", f"H{self.index}"
+        ops: list[Op] = []
+        if not self.last:
+            ops.append(("relu_dropout_backward", {"p": self.output_key.p}, [d_h, h], [d_h]))
+        if self.normalises:
+            ops.append(("l2_normalise_backward", {}, [d_h, self.z], [d_h]))
+            ops.append(("relu_dropout_backward", {"p": 0.0}, [d_h, self.z], [d_h]))
+        return [*ops, ("bias_gradient", {}, [d_h], [gradient_of(f"b{self.index}")])]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderedLayer(Layer):
+    """A layer that may aggregate its input, or the product of its input and weights.
+
+    It has its aggregated input in ``M{l}``, or the product in ``Y{l}``; gradients in ``dM{l}`` or ``dY{l}``.
+
+    Attributes
+    ----------
+    aggregate_first
+        Which of the two.
+    sends_output
+        The next layer gathers H as it is.
+    """
+
+    aggregate_first: bool
+    sends_output: bool
+
+    @property
+    def order(self) -> str:
+        """Which of the two in words."""
+        return "aggregate-first" if self.aggregate_first else "transform-first"
+
+    @property
+    def constant(self) -> bool:
+        """The aggregate of this layer's input never changes."""
+        return self.first and self.aggregate_first and not self.input_key.p
+
+    def aggregate_tensors(self, width: int) -> list[RowTensor]:
+        """Return the tensors around the gathers; `width` is that of the product."""
+        i = self.index
+        if not self.aggregate_first:
+            return [RowTensor(f"Y{i}", width, "in"), RowTensor(f"dY{i}", width, trains_only=True)]
+        made = [RowTensor(f"M{i}", self.f_in, constant=self.constant)]
+        return made if self.first else [*made, RowTensor(f"dM{i}", self.f_in, "out", trains_only=True)]
+
+    def setup(self) -> tuple[Stage, ...]:
+        """Have dense features loaded, and gathered if that is for all epochs."""
+        return load_stages(self.gather_features if self.constant else None)
+
+    def gather_input_stages(self) -> list[Stage]:
+        """Return what makes M in an epoch."""
+        if self.constant:
+            return []
+        if self.first:
+            return [Stage("GA", self.index, self.gather_features, tensor=FEATURES)]
+        h = f"H{self.index - 1}"
+        return [Stage("SC", self.index, tensor=h), Stage("GA", self.index, self.gather_input, tensor=h)]
+
+    def gather_features(self, task: Task) -> None:
+        """Aggregate the features."""
+        drops = self.input_key.p and task.training
+        x = task.sources[FEATURES] if drops else task.part.features.x  # type: ignore[union-attr]
+        task.part.in_edges.aggregate(x, task.tensors[f"M{self.index}"], task.rows)
+
+    def gather_input(self, task: Task) -> None:
+        """Aggregate the output of the layer before."""
+        h, m = task.sources[f"H{self.index - 1}"], task.tensors[f"M{self.index}"]
+        task.part.in_edges.aggregate(h, m, task.rows)
+
+
+def plan_layers(
+    widths: Sequence[int],
+    *,
+    dropout: float,
+    input_dropout: float,
+    weight_decay: float,
+    decay_scope: str,
+    seed: int,
+    l2_normalise: bool = False,
+) -> list[dict[str, Any]]:
+    """Return the arguments of each `Layer`.
+
+    Parameters
+    ----------
+    widths
+        Columns of the features, of the hidden layers and of the logits.
+    dropout, input_dropout
+        Probability of dropping a hidden value, an input value.
+    weight_decay
+        L2 factor on weight matrices.
+    decay_scope
+        ``first``: of layer 1 only; ``all``: of every layer.
+    seed
+        Keys dropout.
+    l2_normalise
+        Rows of hidden layers have Euclidean norm 1.
+    """
+    n_layers = len(widths) - 1
+    return [
+        {
+            "index": index,
+            "f_in": widths[index - 1],
+            "f_out": widths[index],
+            "last": index == n_layers,
+            "input_key": DropoutKey(input_dropout if index == 1 else dropout, seed, index),
+            "output_key": DropoutKey(dropout, seed, index + 1),
+            "decay": weight_decay if decay_scope == "all" or index == 1 else 0.0,
+            "normalise": l2_normalise,
+        }
+        for index in range(1, n_layers + 1)
+    ]
+
+
+def choose_orders(
+    products: Sequence[tuple[int, int]], *, sparse_features: bool, input_dropout: float
+) -> list[dict[str, Any]]:
+    """Return what an `OrderedLayer` wants to know of its order, and the next one's.
+
+    Parameters
+    ----------
+    products
+        Columns before and after the product of each layer that may come before or after its gather.
+    sparse_features, input_dropout
+        Of layer 1.
+    """
+    first = [
+        gathers_input(index, f_in, f_out, sparse=sparse_features, drops=input_dropout > 0)
+        for index, (f_in, f_out) in enumerate(products, start=1)
+    ]
+    return [
+        {"aggregate_first": mine, "sends_output": following}
+        for mine, following in zip(first, [*first[1:], False], strict=True)
+    ]
+
+
+def assemble(layers: Sequence[Layer], *, sparse_features: bool) -> Program:
+    """Make a program of layers.
+
+    Parameters
+    ----------
+    layers
+        In order.
+    sparse_features
+        Features are CSR: they are there before the program starts, so there is no set-up.
+    """
+    tensors = [tensor for layer in layers for tensor in layer.tensors()]
+    input_dropout, dropout = layers[0].input_key.p, layers[0].output_key.p
+    return Program(
+        params=tuple(spec for layer in layers for spec in layer.params()),
+        tensors={tensor.name: tensor for tensor in tensors},
+        setup=() if sparse_features else layers[0].setup(),
+        forward=tuple(stage for layer in layers for stage in layer.forward()),
+        backward=tuple(stage for layer in reversed(layers) for stage in layer.backward()),
+        logits=f"H{len(layers)}",
+        drops_input=input_dropout > 0,
+        orders=tuple(layer.order for layer in layers),
+        differs_in_evaluation=input_dropout > 0 or (dropout > 0 and len(layers) > 1),
+    )
