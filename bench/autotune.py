@@ -14,7 +14,7 @@ Exit status 1 if a case misses one of them. `last move` is the last epoch after 
 Modelled: a GCN of two layers, whose dense tasks (AV, dAV) run in Lambda. An environment starts cold, takes
 at most 10 invocations a second, and at most 1,000 more of them start every 10 seconds. A task moves its
 inputs and results at 75 MB/s an environment, and shares its server's line with the others where the setting
-has one. All intervals read all others.
+has one. An interval reads all others of its server, and every tenth of each other server.
 
 Times and sizes of tasks vary evenly by +-20 %, as intervals differ. Where all are exactly alike, servers fall
 into step: all intervals transfer, then all compute. Such a step holds for ever, makes 67 workers slower than
@@ -54,6 +54,7 @@ GROUPS = (
 GIVEN, AFTER = 10, 10  # epochs to settle, and those that are measured
 FIXED = 6  # epochs of a run with a fixed number; 3 are measured, from the third on
 SLOWER, FEWER = 1.1, 1.5
+READ = 10
 VARY = 0.2
 MB = 1e6
 
@@ -112,10 +113,17 @@ class Case:
 
 def cluster(case: Case, epochs: int, workers: int) -> Cluster:
     """Make the cluster of a case."""
-    setting = SETTINGS[case.setting]
+    setting, n = SETTINGS[case.setting], case.intervals
     moved = tuple(MB * amount for amount in setting.megabytes)
+    whole = cluster_of(Job(case.mode, case.servers, n, 1, epochs))
+    blocks = range((case.servers - 1) * n)  # of one other server after the other
+    read = [tuple(block for block in blocks if (block % n - unit) % READ == 0) for unit in range(n)]
     return replace(
-        cluster_of(Job(case.mode, case.servers, case.intervals, 1, epochs)),
+        whole,
+        topologies=[
+            replace(topology, ghost_reads=dict.fromkeys(topology.ghost_reads, read))
+            for topology in whole.topologies
+        ],
         groups={"train": GROUPS},
         workers={"cpu": setting.cores, "dense": workers},
         lambdas=Lambdas(
