@@ -140,9 +140,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--latency", type=float, default=0.05, help="seconds of a round trip between worker and server")
     add("--bandwidth", type=float, default=75e6, help="bytes a second of a worker in each direction")
-    add("--workers", type=int, default=4, help="invocations a graph server at once")
+    add("--workers", type=int, default=12, help="invocations a graph server at once")
     add("--vertices", type=int, default=24_000, help="of the graph")
-    add("--reach", type=int, default=350, help="vertices on each side that one is joined to")
+    add("--reach", type=int, default=1_000, help="vertices on each side that one is joined to")
     add("--width", type=int, default=512, help="of the hidden layer and of the output")
     add("--epochs", type=int, default=5, help="epochs that count")
     add("--warm-up", type=int, default=2, help="epochs before them")
