@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -221,3 +222,20 @@ def test_cython_sources_are_read_too():
     names = imports(source, "cython_kernels._rows", is_package=False, is_cython=True)
     assert names == {"libc.stdint", "cython_kernels._types", "numpy", "dorylus_hpc.graph"}
     assert broken_rules("cython_kernels._rows", names) == ["dorylus_hpc.graph is in a higher layer"]
+
+
+def test_without_extras_all_programs_can_be_imported():
+    """Whoever trains on the graph servers' own cores needs nothing of Lambda's."""
+    program = """
+import sys
+for name in ("boto3", "botocore", "cryptography", "aiohttp", "awslambdaric", "psutil", "sklearn", "pyarrow"):
+    sys.modules[name] = None
+import dorylus_hpc.api, dorylus_hpc.prepare, dorylus_hpc.predict, dorylus_hpc.train
+from dorylus_hpc.engine.lambda_backend import check_backend
+from dorylus_hpc.config import TrainConfig
+check_backend(TrainConfig())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=60
+    )
+    assert done.returncode == 0, done.stderr

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 from dorylus_hpc.engine.pipeline import Line, Loop
 from dorylus_hpc.engine.runner import DENSE
 from dorylus_hpc.report.trace import Tracer
 from dorylus_hpc.serverless.autotuner import Autotuner, Integrals
-from dorylus_hpc.serverless.controller import Controller
+
+if TYPE_CHECKING:
+    from dorylus_hpc.serverless.controller import Controller
 
 
 class Tuning:
