@@ -285,3 +285,22 @@ def test_every_task_ends_once_whatever_happens(seed):
     assert counters.tasks == 100
     assert counters.invocations == counters.invoked + counters.retries + counters.throttles
     assert 100 - counters.fallbacks <= counters.invoked <= 100
+
+
+def test_a_row_of_late_attempts_breaks_too():
+    """A service that hangs answers nothing, neither results nor errors."""
+    dispatcher, actions = submitted(limit=4, count=4)
+    assert invoked(actions) == [0, 1, 2, 3]
+    happened = until(dispatcher, 29.9)
+    assert invoked(action for _, action in happened) == [0, 1, 2, 3] and not dispatcher.broken
+    happened = until(dispatcher, 30.0)
+    assert sorted(fell_back(action for _, action in happened)) == [0, 1, 2, 3]
+    assert dispatcher.broken == "no answer in time"
+    assert fell_back(dispatcher.submit(31.0, 4, "AV", (4,))) == [4]
+
+
+def test_the_reason_of_an_end_for_good_stays():
+    dispatcher, actions = submitted(count=9)
+    dispatcher.stop(1.0, "the budget is spent")
+    until(dispatcher, 100.0)
+    assert dispatcher.broken == "the budget is spent" and dispatcher.counters.timeouts == len(actions)

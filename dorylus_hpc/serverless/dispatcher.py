@@ -10,9 +10,9 @@ passed), actions go out (invoke, fall back on this server's cores). There is no 
   own cores do the task.
 - A throttled attempt (429) does not count. It halves the number of invocations in flight, at most once a
   pause, and each wave of successes adds one again, up to the limit.
-- When `breaker` attempts in a row fail, the service is taken for broken: tasks go to the server's cores, and
-  every `probe` seconds one invocation tries whether it is back. What can't get better (wrong credentials, no
-  such function, budget spent) ends invocations for good.
+- When `breaker` attempts in a row fail or are late, the service is taken for broken: tasks go to the server's
+  cores, and every `probe` seconds one invocation tries whether it is back. What can't get better (wrong
+  credentials, no such function, budget spent) ends invocations for good.
 
 References: Dorylus (OSDI '21), section 6; Dean and Barroso, "The tail at scale", CACM 2013 (hedged requests).
 """
@@ -194,13 +194,10 @@ class Dispatcher:
             self._succeeded(now, one)
         else:  # also one that ended well, but whose result nobody has
             self.counters.failures += 1
-            if task is not None:
-                self._failed_in_a_row += 1
             if result is Result.FATAL:
                 self._break(message, for_good=True)
-            elif self._failed_in_a_row >= self._rules.breaker:
-                self._probe_at = now + self._rules.probe
-                self._break(message, for_good=False)
+            elif task is not None and not one.late:  # a late one was counted when it became that
+                self._failed(now, message)
             if task is not None and not one.late:
                 self._again(now, one.task, task)
         return self._go_on(now)
@@ -326,6 +323,7 @@ class Dispatcher:
         one.late = True
         self._late += 1
         self.counters.timeouts += 1
+        self._failed(now, "no answer in time")
         self._again(now, one.task, task, pause=False)
 
     def _look_at_task(self, now: float, key: Hashable) -> None:
@@ -370,6 +368,13 @@ class Dispatcher:
         seconds = min(now - one.started, self.deadline(one.kind))
         old = self._average.get(one.kind, seconds)
         self._average[one.kind] = old + self._rules.smoothing * (seconds - old)
+
+    def _failed(self, now: float, message: str) -> None:
+        """One more attempt in a row has failed, or is late: a service that hangs returns nothing."""
+        self._failed_in_a_row += 1
+        if self._failed_in_a_row >= self._rules.breaker and not self._for_good:
+            self._probe_at = now + self._rules.probe
+            self._break(message, for_good=False)
 
     def _break(self, message: str, *, for_good: bool) -> None:
         self.broken = message or "the service is broken"
