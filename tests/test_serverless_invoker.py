@@ -215,3 +215,55 @@ def test_no_credentials(unconfigured):
 def test_what_boto3_does_not_take_is_wrong_input(unconfigured, account, told):
     with pytest.raises(InputError, match=f"^Lambda function dense: .*{told}"):
         Invoker(account, connections=1, seconds=1)
+
+
+# ---- answers that no Lambda gives
+
+
+@pytest.mark.parametrize("log", ["a", "QmlsbGVkIER1cmF0aW9uOiA=" * 2])
+def test_a_log_that_is_none(stubbed, log):
+    invoker, stub = stubbed
+    payload = StreamingBody(io.BytesIO(b"{}"), 2)
+    stub.add_response("invoke", {"StatusCode": 200, "Payload": payload, "LogResult": log})
+    invocation = invoker.invoke(b"{}")
+    assert (invocation.result, invocation.billed_ms, invocation.cold) == (Result.DONE, 0, False)
+
+
+def test_billing_that_is_no_time(stubbed):
+    invoker, stub = stubbed
+    answer(stub, {}, log=REPORT.format("9" * 5000))
+    assert invoker.invoke(b"{}").billed_ms == 0
+
+
+@pytest.mark.parametrize("body", [b"[" * 1_000_000, b" " * (6 * 2**20 + 101)], ids=["deep", "long"])
+def test_an_answer_beyond_measure(stubbed, body):
+    invoker, stub = stubbed
+    answer(stub, body)
+    invocation = invoker.invoke(b"{}")
+    assert invocation.result is Result.FAILED and len(invocation.message) < 200
+
+
+def test_an_error_whose_type_is_no_text(stubbed):
+    invoker, stub = stubbed
+    answer(stub, {"errorType": [1], "errorMessage": {}}, error="Unhandled")
+    invocation = invoker.invoke(b"{}")
+    assert (invocation.result, invocation.message) == (Result.FAILED, "[1]: {}")
+
+
+def test_numbers_that_are_none_are_left_out(stubbed):
+    invoker, stub = stubbed
+    answer(stub, b'{"kept": "x", "memory_mb": -5, "seconds": {"a": "b", "c": NaN, "d": 1e999, "e": 2}}')
+    answer(stub, b'{"kept": 1e400, "memory_mb": 1769, "seconds": 5}')
+    assert invoker.invoke(b"{}").answer == {"seconds": {"e": 2}}
+    assert invoker.invoke(b"{}").answer == {"memory_mb": 1769}
+
+
+def test_a_service_that_does_not_answer_is_told_soon(monkeypatch):
+    """However long a task may take."""
+    monkeypatch.setattr("dorylus_hpc.serverless.invoker._CHECK_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        invoker = Invoker(Account("dense", "us-east-1", url, "AKIA", "secret"), connections=4, seconds=900)
+        with pytest.raises(InputError, match=r"cannot be used: no answer within 0\.6 s$"):
+            invoker.check()
+        invoker.close()

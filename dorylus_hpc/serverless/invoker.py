@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import gc
 import json
 import re
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import boto3
@@ -34,7 +37,9 @@ _PASSING = frozenset(
         "ServiceUnavailable",
     }
 )
-_BILLED = re.compile(rb"Billed Duration: (\d+) ms")
+_BILLED = re.compile(rb"Billed Duration: (\d{1,9}) ms")
+_LONGEST_ANSWER = 6 * 2**20 + 100  # bytes, as at AWS
+_CHECK_SECONDS, _CHECK_CALLS = 10.0, 3  # a call without an answer for so long gets another one beside it
 
 
 @dataclass(frozen=True)
@@ -143,7 +148,7 @@ class Invoker:
             It can't be called, fails, or speaks another protocol.
         """
         pauses = {Result.FAILED: [0.2, 0.5, 1.0, 2.0], Result.THROTTLED: [0.2, 0.5, 1.0, 2.0, 4.0, 4.0, 4.0]}
-        while (invocation := self.invoke(b'{"hello": true}')).result in pauses:
+        while (invocation := self._ask()).result in pauses:
             if not pauses[invocation.result]:
                 break
             time.sleep(pauses[invocation.result].pop(0))
@@ -164,13 +169,13 @@ class Invoker:
             response = self._client.invoke(
                 FunctionName=self._account.function, Payload=payload, LogType="Tail"
             )
-            body = response["Payload"].read()
+            body = _read(response["Payload"])
         except ClientError as error:
             return self._refused(error)
         except Exception as error:  # whatever a broken connection makes of itself
             lost = isinstance(error, BotoCoreError) and "redentials" in type(error).__name__
             return Invocation(Result.FATAL if lost else Result.FAILED, _one_line(error))
-        log = base64.b64decode(response.get("LogResult", ""))
+        log = _log(response.get("LogResult", ""))
         billed = _BILLED.search(log)
         cost: dict[str, Any] = {
             "billed_ms": int(billed[1]) if billed else 0,
@@ -178,21 +183,35 @@ class Invoker:
         }
         try:
             answer = json.loads(body)
-        except ValueError:
+        except (ValueError, RecursionError):
             answer = None
         if "FunctionError" in response:
             told = answer if isinstance(answer, dict) else {}
-            message = f"{told.get('errorType', 'error')}: {told.get('errorMessage', body[:200])}"
-            fatal = told.get("errorType") in _FATAL_ERRORS
-            return Invocation(Result.FATAL if fatal else Result.FAILED, message, **cost)
+            kind = str(told.get("errorType", "error"))
+            message = f"{kind}: {told.get('errorMessage', body[:200])}"
+            return Invocation(Result.FATAL if kind in _FATAL_ERRORS else Result.FAILED, message, **cost)
         if not isinstance(answer, dict):
             return Invocation(Result.FAILED, f"an answer that is no object: {body[:100]!r}", **cost)
-        return Invocation(Result.DONE, str(answer.get("reason", "")), answer, **cost)
+        return Invocation(Result.DONE, str(answer.get("reason", "")), _understood(answer), **cost)
 
     def close(self) -> None:
         """Close idle connections."""
         self._client.close()
         gc.collect()  # the frames of a call that broke off are cycles in botocore, and hold its connections
+
+    def _ask(self) -> Invocation:
+        """Call without work; again beside a call that is not answered soon, which may be lost.
+
+        A service that hangs, or sends byte by byte, is not waited for as long as a task may take.
+        """
+        answers: SimpleQueue[Invocation] = SimpleQueue()
+        for _ in range(_CHECK_CALLS):
+            threading.Thread(
+                target=lambda: answers.put(self.invoke(b'{"hello": true}')), name="check", daemon=True
+            ).start()
+            with contextlib.suppress(Empty):
+                return answers.get(timeout=_CHECK_SECONDS)
+        return Invocation(Result.FATAL, f"no answer within {_CHECK_CALLS * _CHECK_SECONDS:g} s")
 
     def _refused(self, error: ClientError) -> Invocation:
         code = error.response.get("Error", {}).get("Code", "")
@@ -212,6 +231,43 @@ _FATAL_ERRORS = frozenset({"VersionError", "Runtime.ImportModuleError", "Runtime
 def default_region() -> str:
     """Return the region of this machine's AWS configuration; empty if there is none."""
     return boto3.session.Session().region_name or ""
+
+
+def _read(payload: Any) -> bytes:
+    """Read an answer, of bounded length."""
+    body = b""
+    while piece := payload.read(_LONGEST_ANSWER + 1 - len(body)):
+        body += piece
+        if len(body) > _LONGEST_ANSWER:
+            payload.close()
+            raise ValueError(f"an answer of more than {_LONGEST_ANSWER} bytes")
+    return body
+
+
+def _log(text: str) -> bytes:
+    try:
+        return base64.b64decode(text)
+    except ValueError:
+        return b""
+
+
+def _understood(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return an answer without the numbers that are none: what answers may be anything."""
+    answer = dict(answer)
+    for name in ("kept", "memory_mb"):
+        if not (isinstance(answer.get(name), int) and _is_number(answer[name])):
+            answer.pop(name, None)
+    seconds = answer.pop("seconds", None)
+    if isinstance(seconds, dict):
+        answer["seconds"] = {name: value for name, value in seconds.items() if _is_number(value)}
+    return answer
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < _MOST
+
+
+_MOST = 1e9  # a count, megabytes, or seconds beyond it are nonsense
 
 
 def _one_line(error: Exception) -> str:
