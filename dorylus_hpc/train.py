@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dorylus_hpc.api import train_on
 from dorylus_hpc.cli import run_entry_point
@@ -48,11 +48,26 @@ def _report(result: TrainingResult) -> None:
     print(
         f"accuracy of the best weights (after epoch {summary['best_epoch']}): {words}\n"
         f"{summary['epochs']} epochs, median {summary['epoch_seconds']['median']:.4f} s an epoch\n"
+        f"{_spent(summary)}"
         f"results are in {result.run_dir}: summary.json, metrics.jsonl, checkpoint.h5, config.toml\n"
         f"predict with: {shlex.quote(sys.executable)} -m dorylus_hpc.predict --run-dir "
         f"{shlex.quote(str(result.run_dir))} --data {shlex.quote(summary['config']['data'])} "
         "-o predictions.csv"
     )
+
+
+def _spent(summary: dict[str, Any]) -> str:
+    """Return a line about what the run used of Lambda and what it cost, where anything has a price."""
+    cost, used = summary["cost"], summary["lambda"]
+    parts = [
+        f"{cost[name]:.3g} {cost['currency']} {name.replace('_', ' ')}"
+        for name in ("graph_servers", "parameter_servers", "lambda_compute", "lambda_requests")
+        if cost[name]
+    ]
+    if not parts:
+        return ""
+    calls = f"{used['invocations']} invocations ({used['retries']} retries); " if used["invocations"] else ""
+    return f"cost: {calls}{', '.join(parts)}\n"
 
 
 if __name__ == "__main__":

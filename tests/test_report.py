@@ -166,12 +166,12 @@ def test_ranks(run):
 def test_times(run):
     _, summary, lines = run
     seconds = summary["epoch_seconds"]
-    assert 0 < seconds["min"] <= seconds["median"] and seconds["min"] <= seconds["mean"]
+    assert 0 <= seconds["min"] <= seconds["median"] and seconds["min"] <= seconds["mean"]
     assert summary["setup_seconds"] > 0
-    own = [line["seconds"] for line in lines]  # rank 0's; the summary has the slowest rank's
-    assert seconds["min"] >= min(own)
-    assert seconds["median"] >= statistics.median(own) * (1 - 1e-12)
+    own = [line["seconds"] for line in lines]  # rank 0's; those of the summary end with the last rank's
     assert seconds["mean"] >= statistics.fmean(own) * (1 - 1e-12)
+    if summary["ranks"]["graph_servers"] == 1:
+        assert seconds["median"] == pytest.approx(statistics.median(own))
 
 
 def test_task_seconds_are_of_what_ran(run):

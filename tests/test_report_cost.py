@@ -61,7 +61,7 @@ def test_an_unknown_type_lists_what_is_near(kind, near):
 
 def test_an_unknown_type_unlike_any_lists_all():
     with pytest.raises(
-        InputError, match=r"--instance-type ~: no price in us-east-1 \(known: c5\.large, .*r7g\.8xlarge\)"
+        InputError, match=r"--instance-type ~: no price in us-east-1 \(known: c5\.large, .* \.\.\.\)"
     ):
         load_prices().instance("~")
 

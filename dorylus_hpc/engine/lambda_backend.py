@@ -74,6 +74,8 @@ def check_backend(config: TrainConfig) -> Prices:
         from dorylus_hpc.serverless.invoker import default_region
 
         region = default_region()
+        if not region:
+            raise InputError("--backend lambda needs an AWS region: give --region, or set AWS_DEFAULT_REGION")
     prices = load_prices(Path(config.prices) if config.prices else None, region=region or DEFAULT_REGION)
     if config.instance_type:
         prices.instance(config.instance_type)

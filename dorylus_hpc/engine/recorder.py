@@ -225,7 +225,9 @@ class Recorder:
         weights = {which: self._layout.views(flat) for which, flat in self.weights.items()}
         epochs = len(self._history.losses)
         times = [account.epoch_seconds[:epochs] for account in accounts if account.epoch_seconds]
-        self._history.seconds = [max(ranks) for ranks in zip(*times, strict=True)]
+        # An epoch lasts from the end of the one before on the last rank to its own end on the last rank.
+        ends = np.max([np.cumsum(each) for each in times], axis=0)
+        self._history.seconds = np.diff(ends, prepend=0.0).tolist()
         best = self._history.best
         summary = build_summary(
             graph=_describe_graph(manifest),

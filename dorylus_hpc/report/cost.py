@@ -77,7 +77,8 @@ class Prices:
         """
         if kind not in self.ec2_hour:
             near = difflib.get_close_matches(kind, self.ec2_hour, n=3)
-            hint = f"near: {', '.join(near)}" if near else f"known: {', '.join(self.ec2_hour)}"
+            some = [*self.ec2_hour][:: max(1, len(self.ec2_hour) // 8)]
+            hint = f"near: {', '.join(near)}" if near else f"known: {', '.join(some)} ..."
             raise InputError(
                 f"--instance-type {kind}: no price in {self.region} ({hint}); a --prices file can add it"
             )
