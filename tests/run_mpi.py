@@ -110,6 +110,8 @@ def main():
     parser.add_argument("--np", type=int, nargs="+", default=ranks, help="numbers of ranks")
     parser.add_argument("--timeout", type=float, default=300, help="seconds for one job")
     options, arguments = parser.parse_known_args()
+    if select := os.environ.get("DORYLUS_TEST_SELECT"):
+        arguments += ["-k", select]
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends the job on the way out
     results = [run(ranks, options.timeout, arguments) for ranks in options.np]
     passed, failed = (sum(column) for column in zip(*results, strict=True))

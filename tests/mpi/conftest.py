@@ -10,7 +10,8 @@ in a test, its fixtures, at collection or in pytest itself, prints rank and trac
 job. On one rank nobody waits, and pytest reports as usual. Only rank 0 prints the rest.
 
 Tests take the communicator from the fixture `comm`, never COMM_WORLD. A test that needs more ranks than
-there are asks for them with `@pytest.mark.ranks(3)` and is deselected on fewer.
+there are asks for them with `@pytest.mark.ranks(3)` and is deselected on fewer. Tests with many cases are
+`spread`: odd numbers of ranks take one half of the cases, even ones the other; DORYLUS_TEST_ALL=1 takes all.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ def _abort(what, text):
 @pytest.hookimpl(trylast=True)  # the reporter is registered by then
 def pytest_configure(config):
     config.addinivalue_line("markers", "ranks(n): needs n ranks or more")
+    config.addinivalue_line("markers", "spread: each case runs with every other number of ranks")
     expected = os.environ.get("DORYLUS_TEST_RANKS")
     if expected and int(expected) != WORLD.size:
         raise pytest.UsageError(
@@ -55,9 +57,14 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(config, items):
     kept, dropped = [], []
+    place = 0  # among the cases that are spread
     for item in items:
         marker = item.get_closest_marker("ranks")
-        (kept if marker is None or marker.args[0] <= WORLD.size else dropped).append(item)
+        wanted = marker is None or marker.args[0] <= WORLD.size
+        if item.get_closest_marker("spread") is not None and not os.environ.get("DORYLUS_TEST_ALL"):
+            place += 1
+            wanted &= (place + WORLD.size) % 2 == 0
+        (kept if wanted else dropped).append(item)
     if dropped:
         items[:] = kept
         config.hook.pytest_deselected(items=dropped)

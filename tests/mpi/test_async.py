@@ -21,6 +21,8 @@ from distributed import (
 
 from dorylus_hpc.nn.oracle import OracleSettings, start_params
 
+pytestmark = pytest.mark.spread
+
 directed = partial(graphs.directed_random, 60, 300)
 
 # Every order of every layer, dense and sparse features.

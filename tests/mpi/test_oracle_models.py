@@ -28,6 +28,8 @@ from dorylus_hpc.engine.model import build_program, load_settings
 from dorylus_hpc.nn.oracle import OracleSettings
 from dorylus_hpc.nn.params import plan_layout
 
+pytestmark = pytest.mark.spread
+
 BOTH_DROPOUTS = {"dropout": 0.5, "input_dropout": 0.3}
 # A norm makes sums of gradients 0: Adam would divide what rounding leaves of them by its own size.
 NORMALISED = {"l2_normalise": "on", "optimizer": "sgd", "lr": 0.3}
