@@ -31,13 +31,13 @@ a starved server doubles, or goes on to what would end it if it starves for more
 
 **What is not the workers' doing.** The search of one server slows down all others, and times vary. So an
 epoch much slower than one before with as many workers is left out (three in a row are not), of the others
-one of the fastest counts, and where a verdict is closer than epochs were seen to vary, up to three epochs
-are looked at. With a lead, the first epoch after a change still shows the number before, and counts only
+the middle one counts, and where a verdict is closer than epochs were seen to vary, up to three epochs are
+looked at. With a lead, the first epoch after a change still shows the number before, and counts only
 until there is a second.
 
 **Then** the number stays, which from 100 workers is after 4 to 10 epochs. It is raised a little if five
-epochs tell that it is too few after all: slower than the best by 10 %, and more starved than when it was
-chosen; a server that waits for another is slower, but not that. The search starts again, from where it is,
+epochs tell that it is too few after all: slower than the best by 10 % and what epochs vary, and more starved
+than when it was chosen; a server that waits for another is slower, but not that. The search starts again, from where it is,
 if the pace has been another by 25 % for three epochs, or the use of workers by 60 %: another mode, another
 network. Noise of 10 % in epoch times does neither.
 
@@ -196,7 +196,7 @@ class _Trial:
         mean = statistics.fmean(one.pace for one in self._last)
         self.squares = sum((one.pace / mean - 1) ** 2 for one in self._last)
         ordered = sorted(self._last, key=lambda one: one.pace)
-        self.typical = ordered[(self.count - 1) // 3]
+        self.typical = ordered[(self.count - 1) // 2]
 
 
 class Autotuner:
@@ -352,7 +352,7 @@ class Autotuner:
         starved = trial.typical.starved > NOT_STARVED
         if self._chosen is not None:
             starved = starved and trial.typical.starved > self._chosen.starved
-        slow = slower > DOUBTED if slower is not None else self.workers < self._most
+        slow = slower > DOUBTED + self._noise() if slower is not None else self.workers < self._most
         if not (starved and slow and trial.count == REMEMBERED):
             return self._stay(f"{self._told(self.workers)}: settled")
         more = max(self.workers + 1, round(self.workers * NARROW))
