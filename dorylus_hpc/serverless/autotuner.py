@@ -37,9 +37,9 @@ until there is a second.
 
 **Then** the number stays, which from 100 workers is after 4 to 10 epochs. It is raised a little if five
 epochs tell that it is too few after all: slower than the best by 10 % and what epochs vary, and more starved
-than when it was chosen; a server that waits for another is slower, but not that. The search starts again, from where it is,
-if the pace has been another by 25 % for three epochs, or the use of workers by 60 %: another mode, another
-network. Noise of 10 % in epoch times does neither.
+than when it was chosen; a server that waits for another is slower, but not that. The search starts again,
+from where it is, if the pace has been another by 25 % for three epochs, or the use of workers by 60 %:
+another mode, another network. Noise of 10 % in epoch times does neither.
 
 The first epoch is not looked at: environments start cold, and it is exact in every mode. With a lead (S >= 1)
 the second one is left out, too: it builds up the lead.
