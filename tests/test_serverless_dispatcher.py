@@ -287,16 +287,26 @@ def test_every_task_ends_once_whatever_happens(seed):
     assert 100 - counters.fallbacks <= counters.invoked <= 100
 
 
-def test_a_row_of_late_attempts_breaks_too():
-    """A service that hangs answers nothing, neither results nor errors."""
+def test_a_service_that_hangs_breaks_too():
+    """It answers nothing, neither results nor errors."""
     dispatcher, actions = submitted(limit=4, count=4)
     assert invoked(actions) == [0, 1, 2, 3]
-    happened = until(dispatcher, 29.9)
-    assert invoked(action for _, action in happened) == [0, 1, 2, 3] and not dispatcher.broken
-    happened = until(dispatcher, 30.0)
+    for end in (29.9, 44.9):
+        happened = until(dispatcher, end)
+        assert invoked(action for _, action in happened) == [0, 1, 2, 3] and not dispatcher.broken
+    happened = until(dispatcher, 45.0)
     assert sorted(fell_back(action for _, action in happened)) == [0, 1, 2, 3]
     assert dispatcher.broken == "no answer in time"
-    assert fell_back(dispatcher.submit(31.0, 4, "AV", (4,))) == [4]
+    assert fell_back(dispatcher.submit(46.0, 4, "AV", (4,))) == [4]
+
+
+def test_what_is_slow_while_results_come_does_not_break():
+    dispatcher, actions = submitted(limit=20, count=20)
+    finish(dispatcher, actions[0], 0.1)
+    until(dispatcher, 1.0)  # all are late, and have a second attempt
+    finish(dispatcher, actions[1], 1.1)
+    until(dispatcher, 2.0)
+    assert not dispatcher.broken and dispatcher.counters.timeouts > 20
 
 
 def test_the_reason_of_an_end_for_good_stays():

@@ -10,15 +10,17 @@ passed), actions go out (invoke, fall back on this server's cores). There is no 
   own cores do the task.
 - A throttled attempt (429) does not count. It halves the number of invocations in flight, at most once a
   pause, and each wave of successes adds one again, up to the limit.
-- When `breaker` attempts in a row fail or are late, the service is taken for broken: tasks go to the server's
-  cores, and every `probe` seconds one invocation tries whether it is back. What can't get better (wrong
-  credentials, no such function, budget spent) ends invocations for good.
+- When `breaker` attempts in a row fail, the service is taken for broken: tasks go to the server's cores, and
+  every `probe` seconds one invocation tries whether it is back. A late attempt counts as failed if its task
+  had one before, and no result has come since it started. What can't get better (wrong credentials, no such
+  function, budget spent) ends invocations for good.
 
 References: Dorylus (OSDI '21), section 6; Dean and Barroso, "The tail at scale", CACM 2013 (hedged requests).
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -156,6 +158,7 @@ class Dispatcher:
         self._average: dict[str, float] = {}
         self._slowed_until = 0.0
         self._failed_in_a_row = 0
+        self._succeeded_at = -math.inf
         self._probe_at = 0.0
         self._for_good = False
         self.broken = ""
@@ -175,7 +178,7 @@ class Dispatcher:
     def accepted(self, now: float, task: Hashable) -> list[Action]:
         """A task's result is there. Attempts that still fly do not matter any more."""
         if not self._tasks.pop(task).here:
-            self._failed_in_a_row = 0
+            self._failed_in_a_row, self._succeeded_at = 0, now
         return self._go_on(now)
 
     def returned(self, now: float, attempt: int, result: Result, message: str = "") -> list[Action]:
@@ -323,7 +326,8 @@ class Dispatcher:
         one.late = True
         self._late += 1
         self.counters.timeouts += 1
-        self._failed(now, "no answer in time")
+        if task.tried > 1 and self._succeeded_at < one.started:  # not just slow, and not just for a moment
+            self._failed(now, "no answer in time")
         self._again(now, one.task, task, pause=False)
 
     def _look_at_task(self, now: float, key: Hashable) -> None:
@@ -359,7 +363,7 @@ class Dispatcher:
                 self._queue_later(now, one.task, task)
 
     def _succeeded(self, now: float, one: _Attempt) -> None:
-        self._failed_in_a_row = 0
+        self._failed_in_a_row, self._succeeded_at = 0, now
         if not self._for_good:
             self.broken = ""
         self._window = min(float(self._limit), self._window + 1.0 / max(1.0, self._window))
