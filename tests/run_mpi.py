@@ -108,7 +108,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     ranks = [int(number) for number in os.environ.get("DORYLUS_TEST_RANKS", "1 2 3 4").split()]
     parser.add_argument("--np", type=int, nargs="+", default=ranks, help="numbers of ranks")
-    parser.add_argument("--timeout", type=float, default=300, help="seconds for one job")
+    parser.add_argument("--timeout", type=float, default=600, help="seconds for one job")
     options, arguments = parser.parse_known_args()
     if select := os.environ.get("DORYLUS_TEST_SELECT"):
         arguments += ["-k", select]

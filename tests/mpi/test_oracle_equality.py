@@ -37,6 +37,8 @@ from dorylus_hpc.nn.oracle import (
 )
 from dorylus_hpc.nn.params import plan_layout
 
+pytestmark = pytest.mark.spread
+
 PARTITIONERS = ["metis", "hash", "range"]
 BOTH_DROPOUTS = {"dropout": 0.5, "input_dropout": 0.3}
 
