@@ -36,10 +36,13 @@ looked at. With a lead, the first epoch after a change still shows the number be
 until there is a second.
 
 **Then** the number stays, which from 100 workers is after 4 to 10 epochs. It is raised a little if five
-epochs tell that it is too few after all: slower than the best by 10 % and what epochs vary, and more starved
-than when it was chosen; a server that waits for another is slower, but not that. The search starts again,
-from where it is, if the pace has been another by 25 % for three epochs, or the use of workers by 60 %:
-another mode, another network. Noise of 10 % in epoch times does neither.
+epochs tell that it is too few after all: slower than the best by 10 % and what epochs vary, and more
+starved than when it was chosen; a server that waits for another is slower, but not that. The search starts
+again, from where it is, if for three epochs the pace has been another by 25 %, or the use of workers by 60 %:
+another mode, another network. Noise of 10 % in epoch times does not start it.
+
+Where whole epochs vary by that much and a shared line makes pace the only witness, a search of ten epochs can
+end at too many workers. They cost money, not time.
 
 The first epoch is not looked at: environments start cold, and it is exact in every mode. With a lead (S >= 1)
 the second one is left out, too: it builds up the lead.
