@@ -99,6 +99,8 @@ class LambdaAccount:
         Sandboxes that served their first task.
     gb_seconds
         Billed, or where AWS did not say how much: as long as the call took, at most the function's timeout.
+    call_seconds
+        From each call to its return: for so long a place for an invocation was taken.
     bytes_sent, bytes_received
         To and from workers.
     kept
@@ -122,6 +124,7 @@ class LambdaAccount:
     concurrency: int = 0
     cold_starts: int = 0
     gb_seconds: float = 0.0
+    call_seconds: float = 0.0
     bytes_sent: int = 0
     bytes_received: int = 0
     kept: int = 0
@@ -404,6 +407,7 @@ class Controller:
         account = self._account
         if not called or invocation.result in (Result.THROTTLED, Result.FATAL):
             return
+        account.call_seconds += elapsed
         longest = self._settings.timeout
         billed = invocation.billed_ms / 1000 if invocation.billed_ms else min(elapsed, longest)
         account.gb_seconds += billed * self._settings.memory_mb / 1024
