@@ -335,7 +335,7 @@ REFUSALS = {
     "endpoint": "Lambda function dorylus-hpc cannot be used: Could not connect to the endpoint URL: .*",
     "no URL": "Lambda function dorylus-hpc: Invalid endpoint: nowhere",
     "port": "--tensor-port [0-9]+: cannot listen there: Address already in use.*",
-    "region": "Lambda function dorylus-hpc: You must specify a region.",
+    "region": "--backend lambda needs an AWS region: give --region, or set AWS_DEFAULT_REGION",
     "faults": "faults: drop=2.0: a share in .* is needed",
 }
 
