@@ -12,6 +12,8 @@ from distributed import adjacency_of, assert_equals_oracle, prepare, train
 
 from dorylus_hpc.graph.manifest import read_manifest
 
+pytestmark = pytest.mark.spread
+
 OPTIONS = {
     "dtype": "float64",
     "layers": 3,

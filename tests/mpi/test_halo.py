@@ -18,6 +18,8 @@ from dorylus_hpc.graph.manifest import read_manifest
 from dorylus_hpc.graph.partition import build_parts
 from dorylus_hpc.graph.store import read_part
 
+pytestmark = pytest.mark.spread
+
 KINDS = {"in": Kind.HALO_IN, "out": Kind.HALO_OUT}
 
 

@@ -25,6 +25,8 @@ from dorylus_hpc.graph.feature_norm import (
 from dorylus_hpc.graph.manifest import read_manifest
 from dorylus_hpc.graph.part_file import StoredFeatures
 
+pytestmark = pytest.mark.spread
+
 FIRST_LAYERS = {
     "constant aggregate": {"input_dropout": 0.0, "hidden": 6},
     "aggregate-first": {"input_dropout": 0.3, "hidden": 30},
