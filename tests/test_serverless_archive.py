@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
 import subprocess
 import sys
@@ -282,6 +283,9 @@ def test_command_line_errors_take_one_line(tmp_path, monkeypatch, capsys):
     assert "No matching distribution" in said
     assert archive.main(["-o", str(tmp_path / "a.zip"), "--python", "2.7"]) == 2
     assert "--python 2.7: choose one of" in capsys.readouterr().err
+    for output in ("", str(tmp_path), "/dev/null", str(tmp_path / "none" / "a.zip")):
+        assert archive.main(["-o", output]) == 2
+        assert re.match(r"archive: error: .*( is no file|does not exist).*\n$", capsys.readouterr().err)
     with pytest.raises(SystemExit, match="2"):
         archive.main(["--arch", "sparc"])
     assert capsys.readouterr().err.count("\n") == 1

@@ -869,6 +869,8 @@ def test_settings_are_written_as_a_command_line_and_read(tmp_path):
         ({"concurrency": 0}, "--concurrency 0: at least 1"),
         ({"timeout": 0.0}, "--timeout 0.0: a positive number"),
         ({"timeout": float("nan")}, "--timeout nan: a positive number"),
+        ({"timeout": 901.0}, "--timeout 901.0: at most 900"),
+        ({"port": 65536}, "--port 65536: at most 65535"),
         ({"latency": -1.0}, "--latency -1.0: a number, at least 0"),
         ({"bandwidth": float("inf")}, "--bandwidth inf"),
         ({"limits": "all"}, "--limits all: choose one of auto, cgroup"),
@@ -879,3 +881,12 @@ def test_settings_are_written_as_a_command_line_and_read(tmp_path):
 def test_settings_that_cannot_be(settings, words):
     with pytest.raises(InputError, match=re.escape(words)):
         LocalSettings(**settings)
+
+
+def test_paths_that_cannot_be(tmp_path, capsys):
+    with pytest.raises(InputError, match="--ready-file .* is a folder"):
+        parse(["--ready-file", str(tmp_path)])
+    for name in ("--ready-file", "--archive", "--log"):
+        with pytest.raises(SystemExit, match="2"):
+            parse([name, ""])
+        assert capsys.readouterr().err == f"local: error: argument {name}: an empty path (see local --help)\n"

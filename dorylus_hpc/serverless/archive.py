@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ from dorylus_hpc.files import atomic_path
 HANDLER = "lambda_pkg.handler.handler"
 ARCHITECTURES = ("x86_64", "arm64")
 DEFAULT_PYTHON = "3.13"
+# What zipfile raises at files that are none, broken or encrypted.
+UNREADABLE = (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
 MAX_ZIPPED, MAX_UNZIPPED = 50_000_000, 250_000_000  # bytes; AWS means MiB perhaps, this is on the safe side
 
 # glibc of the system under Lambda's runtimes: Amazon Linux 2023 from Python 3.12 on, Amazon Linux 2 before.
@@ -101,11 +104,11 @@ def build(
     Raises
     ------
     InputError
-        If the source is no NumPy wheel, or the archive is larger than AWS takes.
+        If the source is no NumPy wheel, the target cannot be written, or the archive is larger than AWS
+        takes.
     """
     target = Path(target)
-    if not target.parent.is_dir():
-        raise InputError(f"{target}: the folder {target.parent} does not exist; make it first")
+    _check_target(target)
     with _numpy_entries(source) as (version, numpy_entries):
         unzipped = 0
         with atomic_path(target) as temporary:
@@ -276,7 +279,7 @@ def _numpy_entries(source: str | os.PathLike[str]) -> Iterator[tuple[str, list[_
                 wheel.name.split("-")[1],
                 [_Entry(name, lambda name=name: opened.read(name)) for name in names],  # type: ignore[misc]
             )
-    except (OSError, zipfile.BadZipFile) as error:
+    except UNREADABLE as error:
         raise InputError(f"{wheel} cannot be read as a wheel: {error}") from None
 
 
@@ -287,6 +290,15 @@ def _zip_info(name: str) -> zipfile.ZipInfo:
     info.external_attr = (0o100755 if executable else 0o100644) << 16
     info.compress_type = zipfile.ZIP_DEFLATED
     return info
+
+
+def _check_target(target: Path) -> None:
+    if not target.parent.is_dir():
+        raise InputError(f"{target}: the folder {target.parent} does not exist; make it first")
+    if target.exists() and not target.is_file():  # a device would be replaced by the archive
+        raise InputError(f"{target} is there and is no file; name another")
+    if not os.access(target.parent, os.W_OK):
+        raise InputError(f"{target}: the folder {target.parent.absolute()} cannot be written")
 
 
 def _check_size(what: str, size: int, limit: int) -> None:
@@ -330,6 +342,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     options = build_parser().parse_args(argv)
     try:
+        _check_target(Path(options.output))  # before anything is fetched
         with tempfile.TemporaryDirectory() as folder:
             wheel = download_wheel(folder, options.numpy, arch=options.arch, python=options.python)
             info = build(options.output, source=wheel)

@@ -12,7 +12,7 @@ from typing import Any
 
 import lambda_pkg
 from dorylus_hpc.errors import InputError
-from dorylus_hpc.serverless.archive import MAX_UNZIPPED, MAX_ZIPPED
+from dorylus_hpc.serverless.archive import MAX_UNZIPPED, MAX_ZIPPED, UNREADABLE
 from dorylus_hpc.serverless.aws import Aws
 
 
@@ -46,6 +46,8 @@ def read_archive(path: Path) -> Archive:
     InputError
         It is none, was built by another version, or is larger than AWS takes.
     """
+    if path.exists() and not path.is_file():  # a device may have no end
+        raise InputError(f"{path} is no file")
     try:
         data = path.read_bytes()
         with zipfile.ZipFile(path) as opened:
@@ -55,7 +57,7 @@ def read_archive(path: Path) -> Archive:
             modules = [re.search(r"\.cpython-3(\d+)-(\w+)-linux", name) for name in opened.namelist()]
     except KeyError as error:
         raise InputError(f"{path} is no archive of lambda_pkg: {error.args[0]}") from error
-    except (OSError, zipfile.BadZipFile) as error:
+    except UNREADABLE as error:
         raise InputError(f"{path} cannot be read as a zip file: {error}") from error
     found = re.search(r'^VERSION = "([^"]+)"', source, re.MULTILINE)
     version = found[1] if found else "none"

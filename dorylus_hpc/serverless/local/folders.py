@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 from dorylus_hpc.errors import InputError
-from dorylus_hpc.serverless.archive import link, link_installed
+from dorylus_hpc.serverless.archive import UNREADABLE, link, link_installed
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,13 @@ def lay_out(folder: Path, archive: Path | None) -> Folders:
 
 
 def _unpack(archive: Path, task: Path) -> str:
+    if not archive.is_file():  # a device may have no end
+        raise InputError(f"--archive {archive} is neither file nor folder")
     try:
         with zipfile.ZipFile(archive) as opened:
             opened.extractall(task)
         content = archive.read_bytes()
-    except (OSError, zipfile.BadZipFile) as error:
+    except UNREADABLE as error:
         raise InputError(f"--archive {archive} cannot be unpacked: {error}") from None
     return base64.b64encode(hashlib.sha256(content).digest()).decode()
 

@@ -16,6 +16,8 @@ from dorylus_hpc.serverless.local.faults import Faults
 LIMITS = ("auto", "cgroup", "watchdog", "none")
 # Near AWS: what one function gets, and a round trip inside a region.
 AWS_LATENCY, AWS_BANDWIDTH = 0.001, 75e6
+_LAST_PORT = 65535
+_LONGEST_TIMEOUT = 900
 
 
 def _option(default: Any, help: str, metavar: str | None = None) -> Any:
@@ -73,12 +75,16 @@ class LocalSettings:
         for name, least in (("memory_mb", 128), ("concurrency", 1), ("port", 0)):
             if getattr(self, name) < least:
                 raise InputError(f"--{_flag(name)} {getattr(self, name)}: at least {least} is needed")
+        if self.port > _LAST_PORT:
+            raise InputError(f"--port {self.port}: at most {_LAST_PORT} is needed")
         for name in ("timeout", "idle_seconds", "init_seconds"):
             if not 0 < getattr(self, name) < math.inf:
                 raise InputError(f"--{_flag(name)} {getattr(self, name)}: a positive number is needed")
         for name in ("cold_start", "latency", "bandwidth"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise InputError(f"--{_flag(name)} {getattr(self, name)}: a number, at least 0, is needed")
+        if self.timeout > _LONGEST_TIMEOUT:
+            raise InputError(f"--timeout {self.timeout}: at most {_LONGEST_TIMEOUT} is needed, as at AWS")
         if self.limits not in LIMITS:
             raise InputError(f"--limits {self.limits}: choose one of {', '.join(LIMITS)}")
         if "." not in self.handler:
@@ -143,7 +149,7 @@ def parse(argv: Sequence[str] | None) -> CommandLine:
         allow_abbrev=False,
     )
     defaults: dict[str, Any] = {"latency": AWS_LATENCY, "bandwidth": AWS_BANDWIDTH}
-    kinds: dict[str, Any] = {"int": int, "float": float, "str": str, "Path | None": Path, "Faults": str}
+    kinds: dict[str, Any] = {"int": int, "float": float, "str": str, "Path | None": _path, "Faults": str}
     for one in fields(LocalSettings):
         default = defaults.get(one.name, str(one.default) if one.name == "faults" else one.default)
         help_text = one.metadata["help"]
@@ -157,15 +163,24 @@ def parse(argv: Sequence[str] | None) -> CommandLine:
             help=help_text,
         )
     parser.add_argument(
-        "--ready-file", type=Path, metavar="FILE", help="for the line; default: standard output"
+        "--ready-file", type=_path, metavar="FILE", help="for the line; default: standard output"
     )
     parser.add_argument(
         "--with-parent", action="store_true", help="end when standard input closes or the parent ends"
     )
     options = vars(parser.parse_args(argv))
     rest = {name: options.pop(name) for name in ("ready_file", "with_parent")}
+    if rest["ready_file"] is not None and rest["ready_file"].is_dir():
+        raise InputError(f"--ready-file {rest['ready_file']} is a folder")
     options["faults"] = Faults.parse(options["faults"])
     return CommandLine(LocalSettings(**options), **rest)
+
+
+def _path(text: str) -> Path:
+    """Return a path; an empty text, from a variable that is not set, would be the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("an empty path")
+    return Path(text)
 
 
 def _flag(name: str) -> str:
