@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import http.server
 import json
 import re
 import shlex
 import sys
+import threading
 import urllib.request
 import zipfile
 from pathlib import Path
@@ -749,6 +751,46 @@ def test_wrong_use(url, capsys, arguments, message):
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+class _Nonsense(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(self.server.body)))
+        self.end_headers()
+        self.wfile.write(self.server.body)
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.mark.parametrize("body", [b"<html><h1>It works!</h1></html>", b"null", b"[1]", b"[" * 100_000])
+def test_an_endpoint_that_is_none_of_aws(url, capsys, body):
+    with http.server.HTTPServer(("127.0.0.1", 0), _Nonsense) as server:
+        server.body = body
+        threading.Thread(target=server.serve_forever).start()
+        where = f"http://127.0.0.1:{server.server_address[1]}"
+        status = deploy.main(["up", "--region", REGION, "--endpoint-url", where])
+        server.shutdown()
+    said = capsys.readouterr().err
+    assert status == 1 and said.count("\n") == 1 and len(said) < 400
+    assert "error: sts GetCallerIdentity: an answer that AWS does not give: " in said
+
+
+def test_an_archive_that_cannot_be_read(url, capsys, tmp_path):
+    broken = tmp_path / "broken.zip"
+    with zipfile.ZipFile(broken, "w", zipfile.ZIP_DEFLATED) as opened:
+        opened.writestr("lambda_pkg/handler.py", "")
+        opened.writestr("lambda_pkg/__init__.py", "VERSION = 1\n" * 100)
+    content = bytearray(broken.read_bytes())
+    start = content.rindex(b"lambda_pkg/__init__.py", 0, content.index(b"PK\x01\x02")) + 22
+    content[start : start + 8] = b"\xff" * 8
+    broken.write_bytes(content)
+    for path, words in ((broken, "cannot be read as a zip file"), ("/dev/zero", "is no file")):
+        arguments = ["up", "--region", REGION, "--endpoint-url", url, "--archive", str(path)]
+        assert deploy.main(arguments) == 2
+        said = capsys.readouterr().err
+        assert f"{path} {words}" in said and said.count("\n") == 1
 
 
 def test_the_region_is_that_of_the_users_configuration(url, capsys, monkeypatch):

@@ -160,6 +160,12 @@ class Aws:
             raise InputError(f"no AWS credentials: {_one_line(error)}") from error
         except aws.BotoCoreError as error:
             raise AwsError(f"{service} {operation}: {_one_line(error)}") from error
+        except (aws.ClientError, InputError):
+            raise
+        except Exception as error:  # botocore's parsers raise anything at an answer that is none of AWS
+            raise AwsError(
+                f"{service} {operation}: an answer that AWS does not give: {_one_line(error)[:200]}"
+            ) from error
 
     def _client(self, service: str) -> Any:
         config = Config(
