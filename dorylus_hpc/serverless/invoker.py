@@ -123,7 +123,7 @@ class Invoker:
             response_checksum_validation="when_required",
         )
         try:
-            self._client = boto3.client(
+            self._client = boto3.Session().client(  # its own: what others did with the default one is theirs
                 "lambda",
                 region_name=account.region or None,
                 endpoint_url=account.endpoint_url or None,
