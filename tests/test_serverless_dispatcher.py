@@ -309,6 +309,36 @@ def test_what_is_slow_while_results_come_does_not_break():
     assert not dispatcher.broken and dispatcher.counters.timeouts > 20
 
 
+def test_a_function_that_is_only_ever_throttled_breaks():
+    """Its concurrency may have been set to 0: the next tasks do not wait."""
+    dispatcher, actions = submitted(count=2)
+    now = 0.0
+    while actions or not dispatcher.broken:
+        assert now < 32
+        for action in actions:
+            if isinstance(action, Invoke):
+                now += 0.01
+                dispatcher.returned(now, action.attempt, Result.THROTTLED, "Rate Exceeded.")
+        now = max(now, dispatcher.next_time)
+        actions = dispatcher.tick(now)
+    assert dispatcher.broken == "Rate Exceeded." and dispatcher.counters.fallbacks == 2
+    assert fell_back(dispatcher.submit(now, 2, "AV", (2,))) == [2]
+    (probe,) = dispatcher.submit(now + 10, 3, "AV", (3,))
+    assert fell_back(dispatcher.returned(now + 10, probe.attempt, Result.THROTTLED)) == [3]
+    (probe,) = dispatcher.submit(now + 20, 4, "AV", (4,))
+    finish(dispatcher, probe, now + 20.1)
+    assert not dispatcher.broken
+
+
+def test_throttling_while_results_come_does_not_break():
+    dispatcher, actions = submitted(count=2)
+    finish(dispatcher, actions[0], 1.0)
+    dispatcher.returned(1.0, actions[1].attempt, Result.THROTTLED)
+    actions = [action for _, action in until(dispatcher, 2.0)]
+    assert fell_back(dispatcher.returned(31.0, actions[0].attempt, Result.THROTTLED)) == [1]
+    assert not dispatcher.broken
+
+
 def test_the_reason_of_an_end_for_good_stays():
     dispatcher, actions = submitted(count=9)
     dispatcher.stop(1.0, "the budget is spent")

@@ -12,8 +12,9 @@ passed), actions go out (invoke, fall back on this server's cores). There is no 
   pause, and each wave of successes adds one again, up to the limit.
 - When `breaker` attempts in a row fail, the service is taken for broken: tasks go to the server's cores, and
   every `probe` seconds one invocation tries whether it is back. A late attempt counts as failed if its task
-  had one before, and no result has come since it started. What can't get better (wrong credentials, no such
-  function, budget spent) ends invocations for good.
+  had one before, and no result has come since it started. A task that was throttled for all of `patience`
+  breaks, too, if no result came in that time. What can't get better (wrong credentials, no such function,
+  budget spent) ends invocations for good.
 
 References: Dorylus (OSDI '21), section 6; Dean and Barroso, "The tail at scale", CACM 2013 (hedged requests).
 """
@@ -159,6 +160,7 @@ class Dispatcher:
         self._slowed_until = 0.0
         self._failed_in_a_row = 0
         self._succeeded_at = -math.inf
+        self._throttle = ""
         self._probe_at = 0.0
         self._for_good = False
         self.broken = ""
@@ -192,7 +194,7 @@ class Dispatcher:
             self.counters.invocations -= 1
             self._count_try(one.of, -1)
         elif result is Result.THROTTLED:
-            self._throttled(now, one, task)
+            self._throttled(now, one, task, message)
         elif result is Result.DONE and (task is None or task.here):
             self._succeeded(now, one)
         else:  # also one that ended well, but whose result nobody has
@@ -333,7 +335,14 @@ class Dispatcher:
     def _look_at_task(self, now: float, key: Hashable) -> None:
         task = self._tasks.get(key)
         if task is not None and not task.here and not task.flying:
-            self._fall_back(key)
+            self._lose_patience(now, key, task)
+
+    def _lose_patience(self, now: float, key: Hashable, task: _Task) -> None:
+        """Do a task here that never ran; if no other had a result since it came, the next will not wait."""
+        self._fall_back(key)
+        if self._succeeded_at < task.born and not self._for_good:
+            self._probe_at = now + self._rules.probe
+            self._break(self._throttle or "nothing could be invoked", for_good=False)
 
     def _again(self, now: float, key: Hashable, task: _Task, *, pause: bool = True) -> None:
         if task.here or task.waiting:
@@ -350,15 +359,16 @@ class Dispatcher:
         task.waiting = True
         self._note(now + longest * (0.5 + 0.5 * self._random.random()), "queue", key)
 
-    def _throttled(self, now: float, one: _Attempt, task: _Task | None) -> None:
+    def _throttled(self, now: float, one: _Attempt, task: _Task | None, message: str) -> None:
         self.counters.throttles += 1
+        self._throttle = message
         self._count_try(one.of, -1)
         if now >= self._slowed_until:
             self._window = max(1.0, min(self._window, self._flying + 1.0) / 2)
             self._slowed_until = now + self._rules.pause
         if task is not None:
             if now - task.born >= self._rules.patience and not task.flying:
-                self._fall_back(one.task)
+                self._lose_patience(now, one.task, task)
             elif not one.late and not task.here and not task.waiting:
                 self._queue_later(now, one.task, task)
 
