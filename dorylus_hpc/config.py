@@ -146,9 +146,15 @@ class TrainConfig:
         "memory of the function, MB; 1769 is one core",
         check=("128 to 10240", lambda v: 128 <= v <= 10240),
     )
-    function_timeout: float = _option(60.0, "timeout of the function, seconds", check=_POSITIVE)
+    function_timeout: float = _option(
+        60.0,
+        "timeout of the function, seconds",
+        check=("more than 0 and at most 900, as at AWS", lambda v: 0 < v <= 900),
+    )
     max_workers: int = _option(
-        100, "Lambda invocations a graph server at once, at most", check=_POSITIVE_COUNT
+        100,
+        "Lambda invocations a graph server at once, at most",
+        check=("1 to 10000", lambda v: 1 <= v <= 10000),
     )
     workers: int = _option(
         0, "Lambda invocations a graph server at once; 0: found by the autotuner", check=_COUNT

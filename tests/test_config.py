@@ -198,8 +198,8 @@ WRONG = [
     ("epsilon", "zero", "one of learned, fixed"),
     *[("memory_mb", value, "128 to 10240") for value in (127, 10241)],
     *[("tensor_port", value, "0 to 65535") for value in (-1, 65536)],
-    ("max_workers", 0, "at least 1"),
-    *[("function_timeout", value, "a positive number") for value in (0, -1, math.nan, math.inf)],
+    *[("max_workers", value, "1 to 10000") for value in (0, 10001, 10**30)],
+    *[("function_timeout", value, "at most 900") for value in (0, -1, 900.1, math.nan, math.inf)],
     *[
         (name, value, "a number >= 0")
         for name in ("budget_usd", "local_latency", "local_bandwidth")

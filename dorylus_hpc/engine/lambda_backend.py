@@ -230,8 +230,9 @@ class LambdaBackend:
         port = config.tensor_port + self._node.Get_rank() if config.tensor_port else 0
         try:
             return TensorServer("127.0.0.1" if local else "0.0.0.0", port, context=context, seconds=30.0)
-        except OSError as error:
-            raise InputError(f"--tensor-port {port}: cannot listen there: {error.strerror}") from error
+        except (OSError, OverflowError) as error:  # the latter where ports end before the node's ranks do
+            reason = getattr(error, "strerror", None) or error
+            raise InputError(f"--tensor-port {port}: cannot listen there: {reason}") from error
 
     def _account(self, stack: ExitStack) -> Account:
         """Return where the function is; a rank of each node starts the local service first."""
