@@ -15,6 +15,7 @@ the gradient of the norm needs them.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -70,7 +71,7 @@ def gathers_input(index: int, f_in: int, f_out: int, *, sparse: bool, drops: boo
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layer:
+class Layer(ABC):
     """A layer's place, widths and keys, and its ends. Methods named by a stage run on one interval.
 
     A model's layer adds `params`, `tensors`, `setup`, `forward` and `backward`, which `assemble` calls.
@@ -120,25 +121,25 @@ class Layer:
         made = [RowTensor(f"H{self.index}", self.f_out, ghosts)]
         return [*made, RowTensor(self.z, self.f_out)] if self.normalises else made
 
+    @abstractmethod
     def params(self) -> list[ParamSpec]:
         """Return the layer's weight tensors."""
-        raise NotImplementedError
 
+    @abstractmethod
     def tensors(self) -> list[RowTensor]:
         """Return the layer's row tensors."""
-        raise NotImplementedError
 
+    @abstractmethod
     def setup(self) -> tuple[Stage, ...]:
         """Return the stages of the set-up, of a first layer with dense features."""
-        raise NotImplementedError
 
+    @abstractmethod
     def forward(self) -> list[Stage]:
         """Return the stages of the forward."""
-        raise NotImplementedError
 
+    @abstractmethod
     def backward(self) -> list[Stage]:
         """Return the stages of the backward."""
-        raise NotImplementedError
 
     @property
     def order(self) -> str:

@@ -18,6 +18,7 @@ and backwards, with G_l the gradient of Z_l, term by term of Z_l = sum_t N_t D_l
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
@@ -79,20 +80,21 @@ def sage_oracle(adjacency: Any, settings: OracleSettings) -> OracleModel:
     return _MeanOracle(adjacency, settings)
 
 
-class _SageOracle:
+class _SageOracle(ABC):
     """What all aggregators share; `_product` returns Z and what `_back` wants of it."""
 
     def __init__(self, settings: OracleSettings) -> None:
         self._settings = settings
 
+    @abstractmethod
     def _product(self, d: Matrix, tensors: tuple[np.ndarray, ...]) -> tuple[np.ndarray, Any]:
-        raise NotImplementedError
+        """Return Z of a layer, and what `_back` wants of it."""
 
+    @abstractmethod
     def _back(
         self, g: np.ndarray, d: Matrix, tensors: tuple[np.ndarray, ...], saved: Any
     ) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
         """Return the gradients of a layer's tensors, and of its input."""
-        raise NotImplementedError
 
     def logits(self, x: Matrix, params: Params) -> np.ndarray:
         """As `OracleModel`."""
