@@ -14,15 +14,21 @@ cdef extern from "simd/attention.hpp" namespace "dorylus" nogil:
         int64_t width
         A slope
         const A* weighed
+        int64_t weighed_stride
         const A* column_part
+        int64_t part_stride
         const A* row_score
+        int64_t score_stride
         A* out
+        int64_t out_stride
         A* row_max
         A* row_sum
         A* negative
         A* negative_weight
         const A* x
+        int64_t x_stride
         A* d_row_score
+        int64_t d_score_stride
         const int64_t* row_gids
         const int64_t* column_gids
         uint64_t key
@@ -59,5 +65,5 @@ cdef extern from "simd/attention.hpp" namespace "dorylus" nogil:
     )
     void attention_weights[A](int level, const Attention[A]& a, A* weights, int64_t start, int64_t stop)
     void attention_targets[A](
-        int level, const Attention[A]& a, const A* d_out, A* d_score, A* record, int64_t start, int64_t stop
+        int level, const Attention[A]& a, A* d_score, A* record, int64_t start, int64_t stop
     )

@@ -1,6 +1,7 @@
 """Loops over threads, units and hubs of `graph_attention`; the door has checked everything.
 
-An empty array stands for an absent one. The innermost loops are C++ (simd/attention.hpp), where their
+An empty array stands for an absent one. Matrices that are no C-contiguous views have contiguous rows, which
+may be apart. The innermost loops are C++ (simd/attention.hpp), where their
 design is told.
 """
 
@@ -28,11 +29,16 @@ cdef inline real_t* matrix(real_t[:, ::1] values) noexcept nogil:
     return &values[0, 0] if values.shape[0] > 0 else NULL
 
 
+cdef inline int64_t stride(Py_ssize_t step, Py_ssize_t itemsize) noexcept nogil:
+    # In elements; that of a single row does not matter.
+    return step // itemsize
+
+
 cdef int describe(
     Attention[real_t]* a,
     const int64_t[::1] indptr,
     const int32_t[::1] indices,
-    const real_t[:, ::1] row_score,
+    const real_t[:, :] row_score,
     Py_ssize_t width,
     double slope,
     const int64_t[::1] row_gids,
@@ -50,7 +56,9 @@ cdef int describe(
     a.width = width
     a.slope = <real_t>slope
     a.row_score = &row_score[0, 0]
+    a.score_stride = stride(row_score.strides[0], sizeof(real_t))
     a.weighed = a.column_part = a.x = NULL
+    a.weighed_stride = a.part_stride = a.out_stride = a.x_stride = a.d_score_stride = 0
     a.out = a.row_max = a.row_sum = a.negative = a.negative_weight = a.d_row_score = NULL
     a.row_gids = &row_gids[0] if row_gids.shape[0] > 0 else NULL
     a.column_gids = &column_gids[0] if column_gids.shape[0] > 0 else NULL
@@ -64,9 +72,9 @@ cdef int describe(
 def forward(
     const int64_t[::1] indptr,
     const int32_t[::1] indices,
-    const real_t[:, ::1] x,
-    const real_t[:, ::1] score_source,
-    const real_t[:, ::1] score_target,
+    const real_t[:, :] x,
+    const real_t[:, :] score_source,
+    const real_t[:, :] score_target,
     real_t[:, ::1] out,
     real_t[:, ::1] row_max,
     real_t[:, ::1] row_sum,
@@ -94,8 +102,11 @@ def forward(
         key, threshold, scale, False,
     )
     a.weighed = &x[0, 0] if x.shape[0] > 0 else NULL
+    a.weighed_stride = stride(x.strides[0], sizeof(real_t))
     a.column_part = &score_source[0, 0] if x.shape[0] > 0 else NULL
+    a.part_stride = stride(score_source.strides[0], sizeof(real_t))
     a.out = &out[0, 0]
+    a.out_stride = out.shape[1]
     a.row_max = matrix(row_max)
     a.row_sum = matrix(row_sum)
     a.negative = matrix(negative)
@@ -107,12 +118,12 @@ def forward(
 def backward(
     const int64_t[::1] indptr,
     const int32_t[::1] indices,
-    const real_t[:, ::1] x,
-    const real_t[:, ::1] score_source,
-    const real_t[:, :, ::1] record,
-    const real_t[:, ::1] d_out,
-    real_t[:, ::1] d_x,
-    real_t[:, ::1] d_score_source,
+    const real_t[:, :] x,
+    const real_t[:, :] score_source,
+    const real_t[:, :, :] record,
+    const real_t[:, :] d_out,
+    real_t[:, :] d_x,
+    real_t[:, :] d_score_source,
     double slope,
     const int64_t[::1] source_gids,
     const int64_t[::1] target_gids,
@@ -135,10 +146,15 @@ def backward(
         key, threshold, scale, True,
     )
     a.weighed = &d_out[0, 0] if d_out.shape[0] > 0 else NULL
+    a.weighed_stride = stride(d_out.strides[0], sizeof(real_t))
     a.column_part = &record[0, 0, 0] if d_out.shape[0] > 0 else NULL
+    a.part_stride = stride(record.strides[0], sizeof(real_t))
     a.x = &x[0, 0]
+    a.x_stride = stride(x.strides[0], sizeof(real_t))
     a.out = &d_x[0, 0]
+    a.out_stride = stride(d_x.strides[0], sizeof(real_t))
     a.d_row_score = &d_score_source[0, 0]
+    a.d_score_stride = stride(d_score_source.strides[0], sizeof(real_t))
     with nogil:
         all_rows(&a, start, stop, level, num_threads)
 
@@ -205,14 +221,14 @@ cdef int hub(Attention[real_t]* a, Unit* u, Py_ssize_t row, int level, int num_t
 
 def targets(
     real_t[:, ::1] out,
-    const real_t[:, ::1] d_out,
+    const real_t[:, :] d_out,
     const real_t[:, ::1] score_target,
     real_t[:, ::1] row_max,
     real_t[:, ::1] row_sum,
     real_t[:, ::1] negative,
     real_t[:, ::1] negative_weight,
     real_t[:, ::1] d_score_target,
-    real_t[:, :, ::1] record,
+    real_t[:, :, :] record,
     double slope,
     Py_ssize_t start,
     Py_ssize_t stop,
@@ -230,6 +246,9 @@ def targets(
     a.width = out.shape[1] // score_target.shape[1]
     a.slope = <real_t>slope
     a.row_score = &score_target[0, 0]
+    a.weighed = &d_out[0, 0]
+    a.weighed_stride = stride(d_out.strides[0], sizeof(real_t))
+    a.part_stride = stride(record.strides[0], sizeof(real_t))
     a.out = &out[0, 0]
     a.row_max = &row_max[0, 0]
     a.row_sum = &row_sum[0, 0]
@@ -237,7 +256,7 @@ def targets(
     a.negative_weight = &negative_weight[0, 0]
     for k in prange(parts, nogil=True, schedule="static", num_threads=num_threads):
         attention_targets(
-            level, a, &d_out[0, 0], &d_score_target[0, 0], &record[0, 0, 0], start + cut(n, parts, k),
+            level, a, &d_score_target[0, 0], &record[0, 0, 0], start + cut(n, parts, k),
             start + cut(n, parts, k + 1),
         )
 
@@ -245,8 +264,8 @@ def targets(
 def weights(
     const int64_t[::1] indptr,
     const int32_t[::1] indices,
-    const real_t[:, ::1] score_source,
-    const real_t[:, ::1] score_target,
+    const real_t[:, :] score_source,
+    const real_t[:, :] score_target,
     real_t[:, ::1] out,
     double slope,
     const int64_t[::1] source_gids,
@@ -270,6 +289,7 @@ def weights(
         &a, indptr, indices, score_target, 1, slope, target_gids, source_gids, key, threshold, scale, False
     )
     a.column_part = &score_source[0, 0]
+    a.part_stride = stride(score_source.strides[0], sizeof(real_t))
     first = work(a.indptr, start)
     all_work = work(a.indptr, stop) - first
     n_pieces = min(<Py_ssize_t>num_threads * PIECES, all_work // LEAST_WORK + 1)

@@ -35,8 +35,12 @@ def array(
     shape: tuple[int | None, ...],
     *,
     writable: bool = False,
+    apart_rows: bool = False,
 ) -> npt.NDArray[Any]:
     """Require a C-contiguous array of one of the dtypes; None in `shape` stands for any length.
+
+    With `apart_rows` it may also be some columns of a wider C-contiguous matrix: its rows are contiguous and
+    equally far apart.
 
     Subclasses are refused (but for memory maps): a masked array answers the checks below for its unmasked
     entries, while a loop reads all of them.
@@ -52,14 +56,26 @@ def array(
     if any(want is not None and want != got for want, got in zip(shape, value.shape, strict=True)):
         wanted = ", ".join("any" if want is None else str(want) for want in shape)
         raise ValueError(f"{name} must have shape ({wanted}), got {describe(value)}")
-    if not value.flags.c_contiguous or not value.flags.aligned:
+    contiguous = value.flags.c_contiguous or (apart_rows and _has_contiguous_rows(value))
+    if not contiguous or not value.flags.aligned:
+        wider = ", or columns of a matrix that is" if apart_rows else ""
         raise ValueError(
-            f"{name} must be C-contiguous and aligned, got {describe(value)} with strides {value.strides}; "
-            "use numpy.ascontiguousarray"
+            f"{name} must be C-contiguous and aligned{wider}, got {describe(value)} with strides "
+            f"{value.strides}; use numpy.ascontiguousarray"
         )
     if writable and not value.flags.writeable:
         raise ValueError(f"{name} must be writable, got a read-only array of shape {value.shape}")
     return value
+
+
+def _row_bytes(value: npt.NDArray[Any]) -> int:
+    return math.prod(value.shape[1:]) * value.itemsize
+
+
+def _has_contiguous_rows(value: npt.NDArray[Any]) -> bool:
+    """Tell whether an array of more than one row is made of contiguous ones that do not overlap."""
+    step = value.strides[0]
+    return value[0].flags.c_contiguous and step >= _row_bytes(value) and step % value.itemsize == 0
 
 
 def optional(name: str, value: object, dtype: np.dtype[Any], length: int) -> npt.NDArray[Any]:
@@ -69,18 +85,34 @@ def optional(name: str, value: object, dtype: np.dtype[Any], length: int) -> npt
     return array(name, value, dtype, (length,))
 
 
-def output(name: str, out: object, dtype: np.dtype[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
+def output(
+    name: str, out: object, dtype: np.dtype[Any], shape: tuple[int, ...], *, apart_rows: bool = False
+) -> npt.NDArray[Any]:
     """Require a writable array of this shape, or make one (uninitialised) if there is none."""
     if out is None:
         return np.empty(shape, dtype)
-    return array(name, out, dtype, shape, writable=True)
+    return array(name, out, dtype, shape, writable=True, apart_rows=apart_rows)
 
 
 def apart(name: str, out: npt.NDArray[Any], /, **inputs: object) -> None:
-    """Refuse an output that shares memory with an input."""
+    """Refuse an output that shares memory with an input; both have contiguous rows."""
     for other, value in inputs.items():
-        if isinstance(value, np.ndarray) and np.may_share_memory(out, value):
+        if isinstance(value, np.ndarray) and np.may_share_memory(out, value) and not _beside(out, value):
             raise ValueError(f"{name} must not share memory with {other}")
+
+
+def _beside(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
+    """Tell whether two arrays are different columns of the rows of one matrix.
+
+    Their rows are then equally far apart, and those of either fit into the gaps of the other, wherever each
+    begins. For arrays whose extents in memory overlap.
+    """
+    steps = {value.strides[0] for value in (one, other) if value.ndim > 1 and len(value) > 1}
+    if one.ndim < 2 or other.ndim < 2 or len(steps) != 1:
+        return False
+    step = steps.pop()
+    ahead = (address(other) - address(one)) % step
+    return _row_bytes(one) <= ahead <= step - _row_bytes(other)
 
 
 def same_or_apart(name: str, out: npt.NDArray[Any], other: str, value: npt.NDArray[Any]) -> None:

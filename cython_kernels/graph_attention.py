@@ -30,8 +30,18 @@ no numbering but the global one. It takes no time in rows whose columns are sort
 are repeated, or that a filter of 65,536 bits takes for it, look back through their row: quadratic in the
 row's length if it has many repeats or many more than 10,000 entries.
 
-No result depends on `num_threads`, on `rows` or on the instructions of the CPU, bit for bit. Exponentials
-are within 1.5 units in the last place; weights about as small as the smallest normal number are 0.
+What belongs to sources, and what sources read of targets (`x`, `score_source`, `d_out`, `record` and the
+gradients `d_x` and `d_score_source`), may each be some columns of a wider row-major matrix: rows that go to
+another rank, or come from it, hold several of them side by side ::
+
+    packed = np.empty((n, H * D + H), dtype)
+    x, score_source = packed[:, : H * D], packed[:, H * D :]
+    packed = np.empty((n, H * D + 4 * H), dtype)
+    d_out, record = packed[:, : H * D], packed[:, H * D :].reshape(n, 4, H)  # a view
+
+No result depends on `num_threads`, on `rows`, on how far rows are apart or on the instructions of the CPU,
+bit for bit. Exponentials are within 1.5 units in the last place; weights about as small as the smallest
+normal number are 0.
 """
 
 from __future__ import annotations
@@ -142,9 +152,11 @@ def attention(
     indptr, indices
         int64 [n_rows + 1] and int32 [nnz]: the in-edges of each target. Duplicates count each time.
     x
-        float32 or float64 [n_cols, H D], row-major: the sources' features, head after head.
+        float32 or float64 [n_cols, H D], row-major, or columns of such a matrix: the sources' features, head
+        after head.
     score_source, score_target
-        [n_cols, H] and [n_rows, H], of the dtype of `x`; they tell H. Of a row whose scores are all -inf
+        [n_cols, H] and [n_rows, H], of the dtype of `x`; they tell H. The first may be columns of a wider
+        matrix. Of a row whose scores are all -inf
         the weights are NaN, as of one with a NaN or +inf; with slope 0 of one with any -inf.
     out
         [n_rows, H D] of the dtype of `x`, apart from every input; made if None, rows outside `rows` then
@@ -183,9 +195,9 @@ def attention(
     2018, eq. 3 and 6 and, for p, section 3.3. `cython_kernels.graph_attention` has the formulas and the
     masks' keys.
     """
-    checks.array("x", x, checks.FLOATS, (None, None))
+    checks.array("x", x, checks.FLOATS, (None, None), apart_rows=True)
     n_rows, n_cols = checks.csr_layout(indptr, indices), x.shape[0]
-    heads = _check_heads("score_source", score_source, x.dtype, n_cols, x.shape[1])
+    heads = _check_heads("score_source", score_source, x.dtype, n_cols, x.shape[1], apart_rows=True)
     checks.array("score_target", score_target, x.dtype, (n_rows, heads))
     if validate:
         _check_entries(indptr, indices, n_cols, "source")
@@ -236,14 +248,14 @@ def attention_targets(
     out, score_target, saved, slope
         As `attention` took and left them. `out` sets the dtype of all arrays, float32 or float64.
     d_out
-        [n_rows, H D], of the dtype of `out`: its gradient.
+        [n_rows, H D], of the dtype of `out`: its gradient. May be columns of a wider matrix.
     d_score_target
         [n_rows, H] of the dtype of `out`, apart from the inputs; made if None, rows outside `rows` then
         being 0.
     record
         [n_rows, 4, H] of the dtype of `out`, apart from the inputs; made if None, rows outside `rows` then
-        being 0. Is given, for each head, score_target, row_max, 1 / row_sum (0 for an empty row) and
-        d_out[i, h] . out[i, h].
+        being 0. May be 4 H columns of a wider matrix, as that of `d_out`. Is given, for each head,
+        score_target, row_max, 1 / row_sum (0 for an empty row) and d_out[i, h] . out[i, h].
     rows
         (start, stop): compute and write only these rows. None: all.
     num_threads
@@ -267,13 +279,13 @@ def attention_targets(
     """
     checks.array("out", out, checks.FLOATS, (None, None))
     n_rows, columns = out.shape
-    checks.array("d_out", d_out, out.dtype, out.shape)
+    checks.array("d_out", d_out, out.dtype, out.shape, apart_rows=True)
     heads = _check_heads("score_target", score_target, out.dtype, n_rows, columns)
     _check_saved(saved, out.dtype, n_rows, heads, columns)
     slope = _check_slope(slope)
     start, stop = checks.row_range(rows, n_rows)
     gradient = checks.output("d_score_target", d_score_target, out.dtype, (n_rows, heads))
-    records = checks.output("record", record, out.dtype, (n_rows, RECORD, heads))
+    records = checks.output("record", record, out.dtype, (n_rows, RECORD, heads), apart_rows=True)
     inputs = {"out": out, "d_out": d_out, "score_target": score_target}
     inputs |= {f"saved.{name}": array for name, array in saved._asdict().items()}
     checks.apart("d_score_target", gradient, record=records, **inputs)
@@ -326,7 +338,7 @@ def attention_adjoint(
         gradients of others' vertices.
     x, score_source
         [n_sources, H D] and [n_sources, H], as `attention` took them. `x` sets the dtype of all floating
-        arrays, float32 or float64.
+        arrays, float32 or float64. These and the four below may be columns of wider matrices.
     record
         [n_targets, 4, H] of the dtype of `x`, of all targets, from `attention_targets`.
     d_out
@@ -335,8 +347,8 @@ def attention_adjoint(
         [n_sources, H D] of the dtype of `x`, apart from the inputs; made if None, rows outside `rows` then
         being 0.
     d_score_source
-        [n_sources, H] of the dtype of `x`, apart from the inputs; made if None, rows outside `rows` then
-        being 0.
+        [n_sources, H] of the dtype of `x`, apart from the inputs and `d_x` (of whose matrix it may be other
+        columns); made if None, rows outside `rows` then being 0.
     slope, p, seed, epoch, layer, num_threads, validate
         As `attention` took them.
     source_gids, target_gids
@@ -360,20 +372,22 @@ def attention_adjoint(
     2018, eq. 3 and 6 and, for p, section 3.3. `cython_kernels.graph_attention` has the formulas and the
     masks' keys.
     """
-    checks.array("x", x, checks.FLOATS, (None, None))
+    checks.array("x", x, checks.FLOATS, (None, None), apart_rows=True)
     n_sources = checks.csr_layout(indptr, indices)
-    checks.array("x", x, checks.FLOATS, (n_sources, None))
-    checks.array("d_out", d_out, x.dtype, (None, x.shape[1]))
+    checks.array("x", x, checks.FLOATS, (n_sources, None), apart_rows=True)
+    checks.array("d_out", d_out, x.dtype, (None, x.shape[1]), apart_rows=True)
     n_targets = d_out.shape[0]
-    heads = _check_heads("score_source", score_source, x.dtype, n_sources, x.shape[1])
-    checks.array("record", record, x.dtype, (n_targets, RECORD, heads))
+    heads = _check_heads("score_source", score_source, x.dtype, n_sources, x.shape[1], apart_rows=True)
+    checks.array("record", record, x.dtype, (n_targets, RECORD, heads), apart_rows=True)
     if validate:
         _check_entries(indptr, indices, n_targets, "target")
     slope = _check_slope(slope)
     start, stop = checks.row_range(rows, n_sources)
     masks = _Masks(p, seed, epoch, layer, source_gids, n_sources, target_gids, n_targets)
-    result = checks.output("d_x", d_x, x.dtype, x.shape)
-    gradient = checks.output("d_score_source", d_score_source, x.dtype, (n_sources, heads))
+    result = checks.output("d_x", d_x, x.dtype, x.shape, apart_rows=True)
+    gradient = checks.output(
+        "d_score_source", d_score_source, x.dtype, (n_sources, heads), apart_rows=True
+    )
     inputs = {
         "indptr": indptr, "indices": indices, "x": x, "score_source": score_source, "record": record,
         "d_out": d_out, "source_gids": source_gids, "target_gids": target_gids,
@@ -447,10 +461,10 @@ def attention_weights(
     2018, eq. 3 and 6 and, for p, section 3.3. `cython_kernels.graph_attention` has the formulas and the
     masks' keys.
     """
-    checks.array("score_source", score_source, checks.FLOATS, (None, None))
+    checks.array("score_source", score_source, checks.FLOATS, (None, None), apart_rows=True)
     dtype, (n_cols, heads) = score_source.dtype, score_source.shape
     n_rows = checks.csr_layout(indptr, indices)
-    _check_heads("score_source", score_source, dtype, n_cols, heads)
+    _check_heads("score_source", score_source, dtype, n_cols, heads, apart_rows=True)
     checks.array("score_target", score_target, dtype, (n_rows, heads))
     if validate:
         _check_entries(indptr, indices, n_cols, "source")
@@ -500,9 +514,11 @@ class _Masks:
         self.target_gids = target_gids if p > 0 and target_gids is not None else _NO_GIDS
 
 
-def _check_heads(name: str, score: object, dtype: np.dtype[Any], length: int, columns: int) -> int:
+def _check_heads(
+    name: str, score: object, dtype: np.dtype[Any], length: int, columns: int, *, apart_rows: bool = False
+) -> int:
     """Check scores beside features of so many columns and return the number of heads."""
-    heads = checks.array(name, score, dtype, (length, None)).shape[1]
+    heads = checks.array(name, score, dtype, (length, None), apart_rows=apart_rows).shape[1]
     if heads == 0 or columns == 0 or columns % heads != 0:
         raise ValueError(
             f"{name} has {heads} head(s) for {columns} columns: expected a divisor, both at least 1"

@@ -185,6 +185,60 @@ def test_threads_instructions_intervals_and_saving_change_no_bit(case, data):
         np.testing.assert_array_equal(value, want[name], err_msg=name)
 
 
+def side_by_side(rng, *arrays):
+    """Copies of arrays of equally many rows as columns of one matrix, and the columns of nobody between them."""
+    widths = [int(np.prod(array.shape[1:])) for array in arrays]
+    gaps = rng.integers(0, 4, len(arrays) + 1)
+    starts = np.cumsum(gaps[:-1] + [0, *widths[:-1]])
+    matrix = np.full((len(arrays[0]), gaps.sum() + sum(widths)), np.nan, arrays[0].dtype)
+    used = np.zeros(matrix.shape[1], np.bool_)
+    views = []
+    for array, start, width in zip(arrays, starts, widths, strict=True):
+        used[start : start + width] = True
+        views.append(matrix[:, start : start + width].reshape(array.shape))
+        assert views[-1].base is not None and np.may_share_memory(views[-1], matrix)
+        views[-1][...] = array
+    return *views, lambda: matrix[:, ~used]
+
+
+@settings(max_examples=30, deadline=None)
+@given(cases(), st.integers(0, 2**32 - 1))
+def test_columns_of_wider_matrices_change_no_bit(case, seed):
+    rng = np.random.default_rng(seed)
+    want = run(ck, case)
+    x, source, _ = side_by_side(rng, case.x, case.score_source)
+    slope = {"slope": case.options["slope"]}
+    for level in dispatch.available():
+        for threads in (1, 2, 3):
+            with dispatch.using(level):
+                how = {"num_threads": threads}
+                got = {}
+                saved = ck.attention_saved(*case.score_target.shape, x.shape[1], x.dtype)
+                got["out"] = ck.attention(
+                    *case.matrix, x, source, case.score_target, saved=saved, **case.masks, **how
+                )
+                d_out, record, between = side_by_side(
+                    rng, case.d_out, np.full_like(want["record"], np.nan)
+                )
+                got["d_score_target"], got["record"] = ck.attention_targets(
+                    got["out"], d_out, case.score_target, saved, record=record, **slope, **how
+                )
+                assert got["record"] is record and np.isnan(between()).all()
+                d_x, d_source, between = side_by_side(
+                    rng, *(np.full_like(want[name], np.nan) for name in ("d_x", "d_score_source"))
+                )
+                got["d_x"], got["d_score_source"] = ck.attention_adjoint(
+                    *case.transposed, x, source, record, d_out, d_x, d_score_source=d_source, **case.masks,
+                    **how,
+                )  # fmt: skip
+                assert got["d_x"] is d_x and np.isnan(between()).all()
+                got["weights"] = ck.attention_weights(
+                    *case.matrix, source, case.score_target, **case.masks, **how
+                )
+            for name, value in (got | saved._asdict()).items():
+                np.testing.assert_array_equal(value, want[name], err_msg=f"{name} {level} {threads}")
+
+
 def test_rows_outside_an_interval_are_zero_in_a_new_output():
     case = make_case(np.random.default_rng(0), 10, 12, 2, 3, np.float64)
     part, whole = run(ck, case, rows=(3, 6)), run(ck, case)

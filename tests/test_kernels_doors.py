@@ -227,6 +227,69 @@ def test_layout(door, name):
         refused(door, ValueError, rf"{name} must be C-contiguous and aligned", **{name: raw})
 
 
+APART_ROWS = {
+    "attention": {"x", "score_source"},
+    "attention_weights": {"score_source"},
+    "attention_targets": {"d_out", "record"},
+    "attention_adjoint": {"x", "score_source", "record", "d_out", "d_x", "d_score_source"},
+}
+
+
+@pytest.mark.parametrize(("door", "name"), [pair for pair in ARRAYS if good()[pair[0]][pair[1]].ndim > 1])
+def test_columns_of_a_wider_matrix(door, name):
+    value = good()[door][name]
+    match = f"{name} must be C-contiguous and aligned"
+    wider = np.concatenate([value, value], axis=1)
+    columns = wider[:, : value.shape[1]]
+    if name in APART_ROWS.get(door, ()):
+        getattr(ck, door)(**good()[door] | {name: columns})
+        getattr(reference, door)(**good()[door] | {name: columns})
+        match += ", or columns of a matrix that is, got .* with strides"
+    else:
+        refused(door, ValueError, match, **{name: columns})
+    step = wider[0].nbytes + 4
+    raw = np.zeros(len(value) * step, np.uint8)
+    odd = np.ndarray(value.shape, value.dtype, raw, strides=(step, *value.strides[1:]))
+    for wrong in (
+        columns[::-1],
+        np.broadcast_to(value[:1], value.shape),
+        np.asfortranarray(value),
+        np.lib.stride_tricks.as_strided(value, strides=(value.strides[0] - 8, *value.strides[1:])),
+        np.repeat(value, 2, axis=1)[:, ::2],
+        *([odd] if value.itemsize == 8 else []),
+    ):
+        refused(door, ValueError, match, **{name: wrong})
+
+
+def test_columns_of_one_matrix_are_apart_if_they_are_different_ones():
+    step = F + H + 1
+    memory = np.zeros((N + 2) * step)
+
+    def columns(first, width, step=step):
+        return np.ndarray((N, width), F64, memory, offset=8 * first, strides=(8 * step, 8))
+
+    want = ck.attention_adjoint(**good()["attention_adjoint"])
+    for first, second in ((0, F), (0, F + 1), (H, 0), (H + 1, 0), (H + 1, step), (0, step + F), (2 * step, F)):
+        d_x, d_source = columns(first, F), columns(second, H)
+        args = good()["attention_adjoint"] | {"d_x": d_x, "d_score_source": d_source}
+        for got, right in zip(ck.attention_adjoint(**args), want, strict=True):
+            np.testing.assert_array_equal(got, right)
+        memory[:] = 0
+    for first, second in ((0, 0), (0, F - 1), (0, step - 1), (H, 1), (step - 1, 0), (1, step), (0, 2 * step)):
+        refused(
+            "attention_adjoint", ValueError, "d_x must not share memory with d_score_source",
+            d_x=columns(first, F), d_score_source=columns(second, H),
+        )  # fmt: skip
+    refused(  # of matrices of other widths, whose rows meet somewhere
+        "attention_adjoint", ValueError, "d_x must not share memory with d_score_source",
+        d_x=columns(0, F), d_score_source=columns(F, H, step + 1),
+    )  # fmt: skip
+    refused(
+        "attention_adjoint", ValueError, "d_x must not share memory with source_gids",
+        d_x=columns(0, F), source_gids=memory[F : F + N].view(I64),
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(("door", "name"), OUTPUT.items())
 def test_a_read_only_output(door, name):
     value = good()[door][name]

@@ -33,7 +33,8 @@ enum {
     RECORD = 4             // parts of a target's record: score, maximum, 1 / sum of weights, t
 };
 
-// A null pointer stands for an absent array. All matrices are row-major; H = heads, D = width.
+// A null pointer stands for an absent array. All matrices are row-major; H = heads, D = width. Those with a
+// stride beside them may be columns of a wider matrix: their rows begin so many elements apart.
 template <class A>
 struct Attention {
     const int64_t* indptr;
@@ -43,16 +44,22 @@ struct Attention {
     int64_t width;
     A slope;
     const A* weighed;      // the rows that are added, [columns of the matrix, H D]: x, or d_out
+    int64_t weighed_stride;
     const A* column_part;  // scores of sources [columns, H]; backward: records of targets [columns, RECORD, H]
+    int64_t part_stride;
     const A* row_score;    // [rows, H]: of the targets; backward: of the sources
+    int64_t score_stride;
     // The results; forward may do without the last four.
     A* out;              // [rows, H D]; backward: d_x
+    int64_t out_stride;
     A* row_max;          // [rows, H]
     A* row_sum;          // [rows, H]
     A* negative;         // [rows, H D]
     A* negative_weight;  // [rows, H]
     const A* x;          // backward: [rows, H D]
+    int64_t x_stride;
     A* d_row_score;      // backward: [rows, H]
+    int64_t d_score_stride;
     // Dropout of weights, unless row_gids is null.
     const int64_t* row_gids;
     const int64_t* column_gids;
@@ -229,11 +236,11 @@ inline void attention_weights(int level, const Attention<A>& a, A* weights, int6
     DORYLUS_DISPATCH(level, attention_weights(a, weights, start, stop))
 }
 
-// Gradients of the targets' scores, and the records of the targets for the backward pull.
+// Gradients of the targets' scores, and the records of the targets for the backward pull, whose rows are
+// `part_stride` apart. `weighed` is d_out.
 template <class A>
-inline void attention_targets(int level, const Attention<A>& a, const A* d_out, A* d_score, A* record, int64_t start,
-                              int64_t stop) {
-    DORYLUS_DISPATCH(level, attention_targets(a, d_out, d_score, record, start, stop))
+inline void attention_targets(int level, const Attention<A>& a, A* d_score, A* record, int64_t start, int64_t stop) {
+    DORYLUS_DISPATCH(level, attention_targets(a, d_score, record, start, stop))
 }
 
 }  // namespace dorylus

@@ -166,7 +166,7 @@ template <int HEADS, bool BACK, class A>
 DORYLUS_INLINE RowNumbers<A> start_row(const Attention<A>& a, const Unit& u, int64_t row, const Maxima<A>& best) {
     typedef Vec<A, Lanes<A>::value> V;
     RowNumbers<A> r;
-    r.score = repeat_heads<HEADS>(a.row_score + row * a.heads + u.head, u.heads);
+    r.score = repeat_heads<HEADS>(a.row_score + row * a.score_stride + u.head, u.heads);
     r.weight = r.negative_weight = r.best = V{};
     if (!BACK) {
         const V raw = repeat_heads<HEADS>(best.value, u.heads) + r.score;
@@ -187,11 +187,11 @@ DORYLUS_INLINE void make_weights(const Attention<A>& a, const Unit& u, int64_t r
     for (int k = 0; k < count; k++) {
         const int64_t j = a.indices[first + k];
         if (BACK) {
-            const A* const record = a.column_part + j * RECORD * a.heads + u.head;
+            const A* const record = a.column_part + j * a.part_stride + u.head;
             for (int q = 0; q < RECORD; q++)
                 store<HEADS>(b.part[q] + k * HEADS, load_heads<HEADS>(record + q * a.heads, u.heads));
         } else {
-            store<HEADS>(b.part[0] + k * HEADS, load_heads<HEADS>(a.column_part + j * a.heads + u.head, u.heads));
+            store<HEADS>(b.part[0] + k * HEADS, load_heads<HEADS>(a.column_part + j * a.part_stride + u.head, u.heads));
         }
     }
     const bool drop = occurrences != nullptr;
@@ -258,7 +258,7 @@ struct AddVisit {
     DORYLUS_INLINE void run(int64_t column, int64_t last) const {
         typedef Vec<A, N> V;
         typedef Vec<typename IntOf<A>::type, N> M;
-        const int64_t stride = a.heads * a.width;
+        const int64_t stride = a.weighed_stride;
         const A* const x = a.weighed + u.column + offset + column;
         A* const totals = sums.total + offset + column;
         A* const negatives = sums.negative + offset + column;
@@ -350,8 +350,9 @@ template <int HEADS, class A>
 DORYLUS_INLINE void find_maxima(const Attention<A>& a, const Unit& u, int64_t first, int64_t end, Maxima<A>& best) {
     // Of a NaN nothing is seen here; it makes the weights NaN.
     Vec<A, HEADS> most = splat<HEADS>(-(A)INFINITY);
+    const A* const score = a.column_part + u.head;
     for (int64_t e = first; e < end; e++) {
-        const Vec<A, HEADS> value = load_heads<HEADS>(a.column_part + (int64_t)a.indices[e] * a.heads + u.head, u.heads);
+        const Vec<A, HEADS> value = load_heads<HEADS>(score + (int64_t)a.indices[e] * a.part_stride, u.heads);
         most = choose(value > most, value, most);
     }
     for (int h = 0; h < (int)Lanes<A>::value; h++) best.value[h] = -(A)INFINITY;
@@ -360,8 +361,7 @@ DORYLUS_INLINE void find_maxima(const Attention<A>& a, const Unit& u, int64_t fi
 
 template <int HEADS, bool BACK, bool PAIR, class A>
 inline void sum_piece_as(const Attention<A>& a, const Unit& u, int64_t row, int64_t first, int64_t end, const Maxima<A>& best,
-                         Occurrences* occurrences, Sums<A>& sums) {
-    Block<A> block = {};  // lanes behind the last entry are computed, never used
+                         Occurrences* occurrences, Block<A>& block, Sums<A>& sums) {
     RowNumbers<A> r = start_row<HEADS, BACK>(a, u, row, best);
     clear_sums(u, sums);
     for (int64_t e = first; e < end; e += BLOCK) {
@@ -375,12 +375,12 @@ inline void sum_piece_as(const Attention<A>& a, const Unit& u, int64_t row, int6
 
 template <int HEADS, bool BACK, bool PAIR, class A>
 DORYLUS_INLINE void sum_piece(const Attention<A>& a, const Unit& u, int64_t row, int64_t first, int64_t end,
-                              const Maxima<A>& best, Sums<A>& sums) {
+                              const Maxima<A>& best, Block<A>& block, Sums<A>& sums) {
     if (a.row_gids) {
         Occurrences occurrences(a.indices, a.indptr[row], first, end);
-        sum_piece_as<HEADS, BACK, PAIR>(a, u, row, first, end, best, &occurrences, sums);
+        sum_piece_as<HEADS, BACK, PAIR>(a, u, row, first, end, best, &occurrences, block, sums);
     } else {
-        sum_piece_as<HEADS, BACK, PAIR>(a, u, row, first, end, best, nullptr, sums);
+        sum_piece_as<HEADS, BACK, PAIR>(a, u, row, first, end, best, nullptr, block, sums);
     }
 }
 
@@ -406,16 +406,15 @@ DORYLUS_INLINE void divide(const A* total, A weight, A* target, int64_t n) {
 
 template <class A>
 inline void finish_forward(const Attention<A>& a, const Unit& u, int64_t row, const Maxima<A>& best, const Sums<A>& sums) {
-    const int64_t stride = a.heads * a.width;
     const int64_t width = u.heads == 1 ? u.columns : a.width;
     const bool empty = a.indptr[row] == a.indptr[row + 1];
     for (int64_t h = 0; h < u.heads; h++) {
-        const int64_t at = row * a.heads + u.head + h, c = row * stride + u.column + h * width;
+        const int64_t at = row * a.heads + u.head + h, c = u.column + h * width;
         const A weight = empty ? (A)1 : sums.weight[h];  // the sums of an empty row are 0
-        divide(sums.total + h * width, weight, a.out + c, width);
+        divide(sums.total + h * width, weight, a.out + row * a.out_stride + c, width);
         if (!a.negative) continue;
-        divide(sums.negative + h * width, weight, a.negative + c, width);
-        const A raw = best.value[h] + a.row_score[at];
+        divide(sums.negative + h * width, weight, a.negative + row * a.heads * a.width + c, width);
+        const A raw = best.value[h] + a.row_score[row * a.score_stride + u.head + h];
         a.row_max[at] = empty ? (A)0 : raw > 0 ? raw : a.slope * raw;
         a.row_sum[at] = sums.weight[h];
         a.negative_weight[at] = sums.negative_weight[h] / weight;
@@ -424,13 +423,12 @@ inline void finish_forward(const Attention<A>& a, const Unit& u, int64_t row, co
 
 template <class A>
 inline void finish_backward(const Attention<A>& a, const Unit& u, int64_t row, const Sums<A>& sums) {
-    const int64_t start = row * a.heads * a.width + u.column;
     const int64_t width = u.heads == 1 ? u.columns : a.width;
     const A rest = (A)1 - a.slope;
-    std::memcpy(a.out + start, sums.total, u.columns * sizeof(A));
+    std::memcpy(a.out + row * a.out_stride + u.column, sums.total, u.columns * sizeof(A));
     for (int64_t h = 0; h < u.heads; h++) {
-        A* const target = a.d_row_score + row * a.heads + u.head + h;
-        const A* const x = a.x + start + h * width;
+        A* const target = a.d_row_score + row * a.d_score_stride + u.head + h;
+        const A* const x = a.x + row * a.x_stride + u.column + h * width;
         const A change = dot(sums.total + h * width, x, width) - rest * dot(sums.negative + h * width, x, width);
         // A wide head comes in several units, the first of which has the rest of the sum.
         *target = u.column == u.head * a.width ? change - sums.weight[h] : *target + change;
@@ -439,6 +437,7 @@ inline void finish_backward(const Attention<A>& a, const Unit& u, int64_t row, c
 
 template <int HEADS, class A>
 inline void attention_rows_as(const Attention<A>& a, const Unit& u, int64_t start, int64_t stop) {
+    Block<A> block = {};  // lanes behind the last entry are computed, never used
     Sums<A> sums;
     Maxima<A> best;
     const bool back = a.d_row_score != nullptr;
@@ -446,15 +445,15 @@ inline void attention_rows_as(const Attention<A>& a, const Unit& u, int64_t star
         const int64_t first = a.indptr[i], end = a.indptr[i + 1];
         if (end - first > ATTENTION_HUB) continue;
         if (back) {
-            sum_piece<HEADS, true, true>(a, u, i, first, end, best, sums);
+            sum_piece<HEADS, true, true>(a, u, i, first, end, best, block, sums);
             finish_backward(a, u, i, sums);
             continue;
         }
         find_maxima<HEADS>(a, u, first, end, best);
         if (a.negative)
-            sum_piece<HEADS, false, true>(a, u, i, first, end, best, sums);
+            sum_piece<HEADS, false, true>(a, u, i, first, end, best, block, sums);
         else
-            sum_piece<HEADS, false, false>(a, u, i, first, end, best, sums);
+            sum_piece<HEADS, false, false>(a, u, i, first, end, best, block, sums);
         finish_forward(a, u, i, best, sums);
     }
 }
@@ -485,12 +484,13 @@ inline void attention_maxima(const Attention<A>& a, const Unit& u, int64_t first
 template <int HEADS, class A>
 inline void attention_piece_as(const Attention<A>& a, const Unit& u, int64_t row, int64_t first, int64_t end,
                                const Maxima<A>& best, Sums<A>& sums) {
+    Block<A> block = {};
     if (a.d_row_score)
-        sum_piece<HEADS, true, true>(a, u, row, first, end, best, sums);
+        sum_piece<HEADS, true, true>(a, u, row, first, end, best, block, sums);
     else if (a.negative)
-        sum_piece<HEADS, false, true>(a, u, row, first, end, best, sums);
+        sum_piece<HEADS, false, true>(a, u, row, first, end, best, block, sums);
     else
-        sum_piece<HEADS, false, false>(a, u, row, first, end, best, sums);
+        sum_piece<HEADS, false, false>(a, u, row, first, end, best, block, sums);
 }
 
 template <class A>
@@ -549,13 +549,14 @@ inline void attention_weights(const Attention<A>& a, A* weights, int64_t start, 
 }
 
 template <class A>
-inline void attention_targets(const Attention<A>& a, const A* d_out, A* d_score, A* record, int64_t start, int64_t stop) {
+inline void attention_targets(const Attention<A>& a, A* d_score, A* record, int64_t start, int64_t stop) {
     for (int64_t i = start; i < stop; i++) {
-        A* const parts = record + i * RECORD * a.heads;
+        const A* const d_out = a.weighed + i * a.weighed_stride;
+        A* const parts = record + i * a.part_stride;
         for (int64_t h = 0; h < a.heads; h++) {
             const int64_t at = i * a.heads + h, c = at * a.width;
-            const A t = dot(d_out + c, a.out + c, a.width);
-            const A below = dot(d_out + c, a.negative + c, a.width);
+            const A t = dot(d_out + h * a.width, a.out + c, a.width);
+            const A below = dot(d_out + h * a.width, a.negative + c, a.width);
             d_score[at] = (a.slope - (A)1) * (below - t * a.negative_weight[at]);
             parts[h] = a.row_score[at];
             parts[a.heads + h] = a.row_max[at];
