@@ -210,6 +210,39 @@ def relu_dropout_backward(inputs: Inputs) -> Case:
     )
 
 
+def bias_elu_dropout(inputs: Inputs) -> Case:
+    x, out, gids, bias = inputs.x, inputs.out, np.arange(inputs.graph.n), -inputs.positive(inputs.width)
+    return _pass(
+        inputs,
+        "bias_elu_dropout",
+        lambda threads: ck.bias_elu_dropout(x, bias, gids, P, **KEY, out=out, num_threads=threads),
+        checking.rows_equal(
+            lambda rows: reference.bias_elu_dropout(x[rows], bias, gids[rows], P, **KEY), len(x), 1e-6
+        ),
+        {},
+        rows=len(x),
+        arrays=2,
+        reset=partial(out.fill, np.nan),
+    )
+
+
+def elu_dropout_backward(inputs: Inputs) -> Case:
+    d_h, out, gids = inputs.positive(*inputs.x.shape), inputs.out, np.arange(inputs.graph.n)
+    h = inputs.x - 1  # of either sign
+    return _pass(
+        inputs,
+        "elu_dropout_backward",
+        lambda threads: ck.elu_dropout_backward(d_h, h, gids, P, **KEY, out=out, num_threads=threads),
+        checking.rows_equal(
+            lambda rows: reference.elu_dropout_backward(d_h[rows], h[rows], gids[rows], P, **KEY), len(h), 1e-6
+        ),
+        {},
+        rows=len(h),
+        arrays=3,
+        reset=partial(out.fill, np.nan),
+    )
+
+
 # ---- sparse features ----
 
 
@@ -284,6 +317,6 @@ PASSES: dict[str, Callable[[Inputs], Case]] = {
     build.__name__: build
     for build in (
         pack_rows, unpack_rows, scatter_add_rows, dropout, bias_relu_dropout, relu_dropout_backward,
-        csr_product, csr_gradient,
+        bias_elu_dropout, elu_dropout_backward, csr_product, csr_gradient,
     )
 }  # fmt: skip

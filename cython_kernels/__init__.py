@@ -24,7 +24,7 @@ except ModuleNotFoundError as error:
         "or start Python in another folder if the package is installed elsewhere"
     ) from None
 
-from .activation import bias_relu_dropout, relu_dropout_backward
+from .activation import bias_elu_dropout, bias_relu_dropout, elu_dropout_backward, relu_dropout_backward
 from .aggregate import check_csr, gather, gather_adjoint, gather_max, gather_max_adjoint
 from .bfloat16 import from_bfloat16, to_bfloat16
 from .dropout_masks import dropout, dropout_csr, philox4x32
@@ -51,12 +51,14 @@ __all__ = [
     "attention_saved",
     "attention_targets",
     "attention_weights",
+    "bias_elu_dropout",
     "bias_relu_dropout",
     "build_info",
     "check_csr",
     "choose_layout",
     "dropout",
     "dropout_csr",
+    "elu_dropout_backward",
     "from_bfloat16",
     "from_tiles",
     "gather",

@@ -25,3 +25,28 @@ def relu_dropout_backward(
     level: int,
     num_threads: int,
 ) -> None: ...
+def bias_elu_dropout(
+    x: FloatArray,
+    bias: FloatArray,
+    gids: IntArray,
+    out: FloatArray,
+    key: int,
+    epoch: int,
+    threshold: int,
+    scale: float,
+    level: int,
+    num_threads: int,
+) -> None: ...
+def elu_dropout_backward(
+    d_h: FloatArray,
+    h: FloatArray,
+    gids: IntArray,
+    out: FloatArray,
+    key: int,
+    epoch: int,
+    threshold: int,
+    scale: float,
+    keep: float,
+    level: int,
+    num_threads: int,
+) -> None: ...

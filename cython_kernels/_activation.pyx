@@ -7,7 +7,9 @@ array stands for an absent one. The passes themselves are C++ (simd/rowwise.hpp)
 from cython.parallel cimport prange
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from ._rowwise cimport RowPass, RowPassBack, activate_rows, activate_rows_back, make_mask
+from ._rowwise cimport (
+    EluBack, RowPass, RowPassBack, activate_rows, activate_rows_back, elu_rows, elu_rows_back, make_mask,
+)
 from ._types cimport cut, pieces, real_t, stored_t
 
 cdef extern from *:
@@ -89,3 +91,69 @@ def relu_dropout_backward(
     work.stream = stream
     for k in prange(parts, nogil=True, schedule="static", num_threads=num_threads):
         activate_rows_back(level, work, cut(n, parts, k), cut(n, parts, k + 1))
+
+
+def bias_elu_dropout(
+    const real_t[:, ::1] x,
+    const real_t[::1] bias,
+    const int64_t[::1] gids,
+    real_t[:, ::1] out,
+    uint64_t key,
+    uint32_t epoch,
+    uint64_t threshold,
+    double scale,
+    int level,
+    int num_threads,
+):
+    """Threads take equal pieces of the rows. `gids` is not read if nothing is dropped."""
+    cdef RowPass[real_t, real_t] work
+    cdef Py_ssize_t k
+    cdef Py_ssize_t n = x.shape[0]
+    cdef Py_ssize_t parts = pieces(n, num_threads)
+    if n == 0 or x.shape[1] == 0:
+        return
+    if DORYLUS_BOUNDS_CHECK and threshold > 0 and gids.shape[0] < n:
+        raise IndexError(f"Out of bounds: {gids.shape[0]} ids for {n} rows")
+    work.x = &x[0, 0]
+    work.columns = x.shape[1]
+    work.bias = &bias[0] if bias.shape[0] > 0 else NULL
+    work.gids = &gids[0] if gids.shape[0] > 0 else NULL
+    work.scale = <real_t>scale
+    work.mask = make_mask(key, epoch, threshold)
+    work.out = &out[0, 0]
+    for k in prange(parts, nogil=True, schedule="static", num_threads=num_threads):
+        elu_rows(level, work, cut(n, parts, k), cut(n, parts, k + 1))
+
+
+def elu_dropout_backward(
+    const real_t[:, ::1] d_h,
+    const real_t[:, ::1] h,
+    const int64_t[::1] gids,
+    real_t[:, ::1] out,
+    uint64_t key,
+    uint32_t epoch,
+    uint64_t threshold,
+    double scale,
+    double keep,
+    int level,
+    int num_threads,
+):
+    """Threads take equal pieces of the rows. `gids` is not read if nothing is dropped."""
+    cdef EluBack[real_t] work
+    cdef Py_ssize_t k
+    cdef Py_ssize_t n = d_h.shape[0]
+    cdef Py_ssize_t parts = pieces(n, num_threads)
+    if n == 0 or d_h.shape[1] == 0:
+        return
+    if DORYLUS_BOUNDS_CHECK and threshold > 0 and gids.shape[0] < n:
+        raise IndexError(f"Out of bounds: {gids.shape[0]} ids for {n} rows")
+    work.d_out = &d_h[0, 0]
+    work.activated = &h[0, 0]
+    work.columns = d_h.shape[1]
+    work.gids = &gids[0] if gids.shape[0] > 0 else NULL
+    work.scale = <real_t>scale
+    work.keep = <real_t>keep
+    work.mask = make_mask(key, epoch, threshold)
+    work.out = &out[0, 0]
+    for k in prange(parts, nogil=True, schedule="static", num_threads=num_threads):
+        elu_rows_back(level, work, cut(n, parts, k), cut(n, parts, k + 1))

@@ -37,6 +37,16 @@ cdef extern from "simd/rowwise.hpp" namespace "dorylus" nogil:
         int64_t out_tile
         bint stream
 
+    cdef cppclass EluBack[A]:
+        const A* d_out
+        const A* activated
+        int64_t columns
+        const int64_t* gids
+        A scale
+        A keep
+        Mask mask
+        A* out
+
     cdef cppclass EntryDropout[A]:
         const int64_t* indptr
         const int32_t* indices
@@ -59,6 +69,8 @@ cdef extern from "simd/rowwise.hpp" namespace "dorylus" nogil:
 
     void activate_rows[S, A](int level, const RowPass[S, A]& work, int64_t start, int64_t stop)
     void activate_rows_back[P, S, A](int level, const RowPassBack[P, S, A]& work, int64_t start, int64_t stop)
+    void elu_rows[A](int level, const RowPass[A, A]& work, int64_t start, int64_t stop)
+    void elu_rows_back[A](int level, const EluBack[A]& work, int64_t start, int64_t stop)
     void drop_entries[A](int level, const EntryDropout[A]& work, int64_t start, int64_t stop)
     void move_rows[P, S](int level, const Move[P, S]& move, int64_t start, int64_t stop)
     void add_rows[A](

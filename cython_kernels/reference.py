@@ -452,6 +452,57 @@ def relu_dropout_backward(
     return _deliver(result, out)
 
 
+def bias_elu_dropout(
+    x: FloatArray,
+    bias: FloatArray | None,
+    gids: IntArray | None,
+    p: float,
+    *,
+    seed: int,
+    epoch: int,
+    layer: int,
+    out: FloatArray | None = None,
+    num_threads: int = 1,
+) -> FloatArray:
+    """Twin of `cython_kernels.bias_elu_dropout`: step by step, the exponential in float64."""
+    z = x if bias is None else x + bias
+    result = np.where(z > 0, z, np.expm1(np.minimum(z, 0), dtype=np.float64).astype(x.dtype))
+    if p > 0:
+        assert gids is not None
+        columns = np.broadcast_to(np.arange(x.shape[1]), x.shape)
+        vertices = np.broadcast_to(gids[:, None], x.shape)
+        result = _dropped(result, vertices, columns, p, seed=seed, epoch=epoch, layer=layer)
+    delivered: FloatArray = _deliver(result, out)
+    return delivered
+
+
+def elu_dropout_backward(
+    d_h: FloatArray,
+    h: FloatArray,
+    gids: IntArray | None,
+    p: float,
+    *,
+    seed: int,
+    epoch: int,
+    layer: int,
+    out: FloatArray | None = None,
+    num_threads: int = 1,
+) -> FloatArray:
+    """Twin of `cython_kernels.elu_dropout_backward`."""
+    before = h * h.dtype.type(1.0 - p)
+    slope = np.where(before > 0, h.dtype.type(1), before + h.dtype.type(1))
+    result = d_h * h.dtype.type(1.0 / (1.0 - p)) * slope
+    if p > 0:
+        assert gids is not None
+        columns = np.broadcast_to(np.arange(h.shape[1]), h.shape)
+        vertices = np.broadcast_to(gids[:, None], h.shape)
+        result = np.where(
+            kept(vertices, columns, p, seed=seed, epoch=epoch, layer=layer), result, h.dtype.type(0)
+        )
+    delivered: FloatArray = _deliver(result, out)
+    return delivered
+
+
 def softmax_cross_entropy(
     logits: FloatArray,
     labels: IntArray,

@@ -239,8 +239,7 @@ def bias_relu_dropout(
     """
     _check_float("z", z, 2)
     _check_shape("bias", bias, (z.shape[1],), z.dtype)
-    if gids.shape != (z.shape[0],):
-        raise ValueError(f"gids must have shape {(z.shape[0],)}, got {gids.shape}")
+    _check_ids(gids, z.shape[0])
     out = np.add(z, bias, out=out)
     if relu:
         np.maximum(out, 0, out=out)
@@ -251,6 +250,10 @@ def bias_relu_dropout(
 
 def _drop(out: np.ndarray, gids: np.ndarray, p: float, *, seed: int, epoch: int, layer: int) -> None:
     np.multiply(out, out.dtype.type(1.0 / (1.0 - p)), out=out)
+    _cut_out(out, gids, p, seed=seed, epoch=epoch, layer=layer)
+
+
+def _cut_out(out: np.ndarray, gids: np.ndarray, p: float, *, seed: int, epoch: int, layer: int) -> None:
     kept = keep_mask(gids, out.shape[1], p, seed=seed, epoch=epoch, layer=layer)
     np.copyto(out, 0, where=np.logical_not(kept, out=kept))
 
@@ -286,6 +289,105 @@ def relu_dropout_backward(
     out = np.multiply(d_out, d_out.dtype.type(1.0 / (1.0 - p)), out=out)
     np.copyto(out, 0, where=np.logical_not(passed, out=passed))
     return out
+
+
+def bias_elu_dropout(
+    z: np.ndarray,
+    bias: np.ndarray,
+    gids: np.ndarray,
+    p: float,
+    *,
+    seed: int,
+    epoch: int,
+    layer: int,
+    out: np.ndarray | None = None,
+) -> np.ndarray:
+    """Return ``dropout(elu(z + bias))``, elu(z) = z if z > 0 else e^z - 1 (Clevert et al., ICLR 2016).
+
+    The compiled twin has the same masks; its exponentials may differ in the last bits.
+
+    Parameters
+    ----------
+    z : ndarray, (n, f)
+    bias : ndarray, (f,)
+    gids : ndarray, (n,), int64
+        Vertex ids, which key the masks.
+    p : float
+        Probability of dropping a value; 0: no dropout.
+    seed, epoch, layer : int
+        What else the masks depend on (`lambda_pkg.dropout`).
+    out : ndarray, (n, f), optional
+        Buffer; `z` itself or apart from it.
+
+    Returns
+    -------
+    ndarray, (n, f)
+        A NaN that is kept stays NaN.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Dtypes or shapes that do not fit together.
+    """
+    _check_float("z", z, 2)
+    _check_shape("bias", bias, (z.shape[1],), z.dtype)
+    _check_ids(gids, z.shape[0])
+    out = np.add(z, bias, out=out)
+    negative = np.minimum(out, 0)
+    np.copyto(out, np.expm1(negative, out=negative), where=out <= 0)
+    if p > 0:
+        _drop(out, gids, p, seed=seed, epoch=epoch, layer=layer)
+    return out
+
+
+def elu_dropout_backward(
+    d_h: np.ndarray,
+    h: np.ndarray,
+    gids: np.ndarray,
+    p: float,
+    *,
+    seed: int,
+    epoch: int,
+    layer: int,
+    out: np.ndarray | None = None,
+) -> np.ndarray:
+    """Return the gradient of ``z + bias`` in `bias_elu_dropout`, of the same bits as the compiled twin's.
+
+    Parameters
+    ----------
+    d_h : ndarray, (n, f)
+        Gradient of its result.
+    h : ndarray, (n, f)
+        Its result. What dropout was given is h (1 - p), of which the slope of ELU follows.
+    gids, p, seed, epoch, layer
+        As in the forward: the mask is made again.
+    out : ndarray, (n, f), optional
+        Buffer; `d_h` itself or apart from the inputs.
+
+    Returns
+    -------
+    ndarray, (n, f)
+
+    Raises
+    ------
+    TypeError, ValueError
+        Dtypes or shapes that do not fit together.
+    """
+    _check_float("d_h", d_h, 2)
+    _check_shape("h", h, d_h.shape, d_h.dtype)
+    _check_ids(gids, d_h.shape[0])
+    slope = h * h.dtype.type(1.0 - p)
+    np.add(np.minimum(slope, 0, out=slope), 1, out=slope)
+    out = np.multiply(d_h, d_h.dtype.type(1.0 / (1.0 - p)), out=out)
+    np.multiply(out, slope, out=out)
+    if p > 0:
+        _cut_out(out, gids, p, seed=seed, epoch=epoch, layer=layer)
+    return out
+
+
+def _check_ids(gids: np.ndarray, n: int) -> None:
+    if gids.shape != (n,):
+        raise ValueError(f"gids must have shape {(n,)}, got {gids.shape}")
 
 
 SMALLEST_NORM = 1e-12  # a shorter row is divided by this

@@ -220,6 +220,20 @@ def _relu_dropout_backward(
     return [dense.relu_dropout_backward(d_out, activated, parameters["p"], out=d_out if own else None)]
 
 
+def _bias_elu_dropout(
+    parameters: Mapping[str, Any], arrays: list[np.ndarray], wanted: int, own: bool
+) -> list[np.ndarray]:
+    z, bias, gids = arrays
+    return [dense.bias_elu_dropout(z, bias, gids, out=z if own else None, **parameters)]
+
+
+def _elu_dropout_backward(
+    parameters: Mapping[str, Any], arrays: list[np.ndarray], wanted: int, own: bool
+) -> list[np.ndarray]:
+    d_h, h, gids = arrays
+    return [dense.elu_dropout_backward(d_h, h, gids, out=d_h if own else None, **parameters)]
+
+
 def _l2_normalise_dropout(
     parameters: Mapping[str, Any], arrays: list[np.ndarray], wanted: int, own: bool
 ) -> list[np.ndarray]:
@@ -278,6 +292,8 @@ _FUNCTIONS: dict[str, _Function] = {
     "add_bias": _add_bias,
     "bias_relu_dropout": _bias_relu_dropout,
     "relu_dropout_backward": _relu_dropout_backward,
+    "bias_elu_dropout": _bias_elu_dropout,
+    "elu_dropout_backward": _elu_dropout_backward,
     "l2_normalise_dropout": _l2_normalise_dropout,
     "l2_normalise_backward": _l2_normalise_backward,
     "add_self": _add_self,

@@ -49,6 +49,7 @@ def test_quick_run(tmp_path):
         assert (
             row["peer"]
             or row["kernel"] in ("dropout", "bias_relu_dropout", "gather_max")
+            or row["kernel"] in ("bias_elu_dropout", "elu_dropout_backward")
             or (row["kernel"].startswith("attention") or row["times_fastest_peer"] > 0)
         )
     first = next(row for row in written["results"] if row["kernel"] == "gather_sum" and row["threads"] == 2)

@@ -32,6 +32,14 @@ def test_activation_has_the_bits_of_the_compiled_one(n, f, p, seed, epoch, layer
     np.testing.assert_array_equal(
         dense.relu_dropout_backward(d_out, here, p), cython_kernels.relu_dropout_backward(d_out, there, p)
     )
+    there = cython_kernels.bias_elu_dropout(z, bias, gids, p, **key)
+    here = dense.bias_elu_dropout(z, bias, gids, p, **key)
+    np.testing.assert_allclose(here, there, rtol=8 * np.finfo(dtype).eps, atol=0)
+    np.testing.assert_array_equal(here == 0, there == 0)  # masks are equal
+    np.testing.assert_array_equal(
+        dense.elu_dropout_backward(d_out, there, gids, p, **key),
+        cython_kernels.elu_dropout_backward(d_out, there, gids, p, **key),
+    )
     ones = np.ones((n, f), dtype)
     kept = cython_kernels.dropout(ones, gids, p, **key) > 0
     np.testing.assert_array_equal(keep_mask(gids, f, p, **key), kept)
@@ -108,6 +116,62 @@ def test_a_program_computes_what_its_ops_say(chunk):
         np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-5, err_msg=name)
     for name, array in before.items():
         np.testing.assert_array_equal(inputs[name], array, err_msg=f"{name} was changed")
+
+
+@pytest.mark.parametrize("chunk", [0, 7])
+@pytest.mark.parametrize("p", [0.0, 0.5])
+def test_elu_in_a_program(chunk, p):
+    inputs, outputs, rows = task()
+    key = {"p": p, "seed": 3, "epoch": 4, "layer": 1}
+    program = [
+        ["apply_vertex", {}, ["M", "W"], ["H"]],
+        ["bias_elu_dropout", key, ["H", "b", "gids"], ["H"]],
+        ["elu_dropout_backward", key, ["dH", "H", "gids"], ["dH"]],
+        ["apply_vertex_backward", {}, ["M", "W", "dH"], ["grad W", "dM"]],
+    ]
+    before = {name: array.copy() for name, array in inputs.items()}
+    wanted = {name: spec for name, spec in outputs.items() if name != "grad b"}
+    found = run(program, inputs, wanted, rows=rows, chunk=chunk)
+    z = (inputs["M"] @ inputs["W"] + inputs["b"]).astype(np.float64)
+    kept = keep_mask(inputs["gids"], 5, **key) if p > 0 else np.ones(z.shape, np.bool_)
+    mask = kept / (1 - p)
+    d_z = inputs["dH"] * mask * np.where(z > 0, 1, np.exp(z))
+    np.testing.assert_allclose(found["H"], mask * np.where(z > 0, z, np.expm1(z)), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found["dM"], d_z @ inputs["W"].T, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(found["grad W"], inputs["M"].T @ d_z, rtol=1e-4, atol=1e-4)
+    for name, array in before.items():
+        np.testing.assert_array_equal(inputs[name], array, err_msg=f"{name} was changed")
+
+
+def test_elu_keeps_nan_visible_and_writes_to_its_buffer():
+    z, gids, key = np.array([[np.nan, -1.0, 2.0]]), np.arange(1), {"seed": 0, "epoch": 0, "layer": 0}
+    h = dense.bias_elu_dropout(z, np.zeros(3), gids, 0.0, **key)
+    np.testing.assert_array_equal(h, [[np.nan, np.expm1(-1.0), 2.0]])
+    d_h = np.full((1, 3), 3.0)
+    assert dense.elu_dropout_backward(d_h, h, gids, 0.0, out=d_h, **key) is d_h
+    np.testing.assert_allclose(d_h, [[np.nan, 3 * np.exp(-1.0), 3]], rtol=1e-15)
+    assert dense.bias_elu_dropout(z, np.zeros(3), gids, 0.0, out=z, **key) is z
+    np.testing.assert_array_equal(z, h)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda one: dense.bias_elu_dropout(one[0], one[0], one, 0.5, seed=0, epoch=0, layer=0), ValueError,
+         r"z must have 2 dimension\(s\), got shape \(3,\)"),
+        (lambda one: dense.bias_elu_dropout(one, one[0, :2], one, 0.5, seed=0, epoch=0, layer=0), ValueError,
+         r"bias must have shape \(3,\), got \(2,\)"),
+        (lambda one: dense.bias_elu_dropout(one, one[0], np.arange(3), 0.5, seed=0, epoch=0, layer=0),
+         ValueError, r"gids must have shape \(2,\), got \(3,\)"),
+        (lambda one: dense.elu_dropout_backward(one, one.astype("f4"), one, 0.5, seed=0, epoch=0, layer=0),
+         TypeError, "h must be float64 like the other arrays, got float32"),
+        (lambda one: dense.elu_dropout_backward(one, one, np.arange(3), 0.5, seed=0, epoch=0, layer=0),
+         ValueError, r"gids must have shape \(2,\), got \(3,\)"),
+    ],
+)  # fmt: skip
+def test_elu_refuses_what_does_not_fit(call, error, message):
+    with pytest.raises(error, match=message):
+        call(np.ones((2, 3)))
 
 
 def test_results_go_to_given_buffers_and_chunks_are_added_in_order():

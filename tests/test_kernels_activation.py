@@ -242,3 +242,103 @@ def test_results_larger_than_the_cache(monkeypatch, stored, tiled):
         assert_padded(got)
         got = ck.relu_dropout_backward(d_out, cached, 0.5, out=out(), num_threads=threads)
         np.testing.assert_array_equal(stored_rows(got), stored_rows(back))
+
+
+# ---- ELU ----
+
+
+def elu_case(draw, shape, dtype):
+    rng = np.random.default_rng(draw)
+    x, d_h = 3 * rng.standard_normal((2, *shape)).astype(dtype)
+    x[rng.random(shape) < 0.1] = 0
+    x[rng.random(shape) < 0.05] = np.nan
+    return x, rng.standard_normal(shape[1]).astype(dtype), rng.integers(-(2**63), 2**63, shape[0]), d_h
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    shape=st.tuples(st.integers(0, 9), st.sampled_from(WIDTHS)),
+    dtype=st.sampled_from(DTYPES),
+    p=st.sampled_from([0.0, 1e-12, 0.3, 0.8]),
+    with_bias=st.booleans(),
+    draw=st.integers(0, 2**32 - 1),
+)
+def test_elu_agrees_with_its_twin_on_all_levels(shape, dtype, p, with_bias, draw):
+    x, bias, gids, d_h = elu_case(draw, shape, dtype)
+    bias = bias if with_bias else None
+    twin = reference.bias_elu_dropout(x, bias, gids, p, **KEY)
+    first = ck.bias_elu_dropout(x, bias, gids, p, **KEY)
+    np.testing.assert_allclose(first, twin, rtol=4 * np.finfo(dtype).eps, atol=0)
+    np.testing.assert_array_equal(first == 0, twin == 0)
+    want = reference.elu_dropout_backward(d_h, first, gids, p, **KEY)
+    for level in dispatch.available():
+        for threads in THREADS:
+            with dispatch.using(level):
+                how = {"num_threads": threads, **KEY}
+                h = ck.bias_elu_dropout(x, bias, gids, p, **how)
+                np.testing.assert_array_equal(h, first, err_msg=f"{level} {threads}")
+                in_place = x.copy()
+                assert ck.bias_elu_dropout(in_place, bias, gids, p, out=in_place, **how) is in_place
+                np.testing.assert_array_equal(in_place, first)
+                d_x = ck.elu_dropout_backward(d_h, h, gids, p, **how)
+                np.testing.assert_array_equal(d_x, want, err_msg=f"{level} {threads}")
+                in_d_h, in_h = d_h.copy(), h.copy()
+                ck.elu_dropout_backward(in_d_h, h, gids, p, out=in_d_h, **how)
+                ck.elu_dropout_backward(d_h, in_h, gids, p, out=in_h, **how)
+                np.testing.assert_array_equal(in_d_h, want)
+                np.testing.assert_array_equal(in_h, want)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_elu_is_accurate(dtype):
+    z = np.concatenate([-np.geomspace(1e-30, 100, 50_001), -np.linspace(0, 5, 50_001), [-1e30, -np.inf]])
+    z = z.astype(dtype)[None]
+    got = ck.bias_elu_dropout(z, None, None, 0.0, **KEY)
+    want = np.expm1(z.astype(np.longdouble))
+    assert (np.abs(got - want) / np.spacing(np.abs(want).astype(dtype))).max() < 3
+    np.testing.assert_array_equal(got[0, -2:], -1)
+    assert np.all(np.diff(got[0, 50_001:100_002]) <= 0)
+
+
+def test_elu_of_what_is_positive_or_no_number():
+    x = np.array([[2.5, np.inf, np.nan, 0.0, -0.0, 1e-300]])
+    np.testing.assert_array_equal(ck.bias_elu_dropout(x, None, None, 0.0, **KEY), x)
+    np.testing.assert_array_equal(
+        ck.elu_dropout_backward(np.full_like(x, 3), x, None, 0.0, **KEY), [[3, 3, np.nan, 3, 3, 3]]
+    )
+
+
+def test_the_mask_of_elu_is_that_of_dropout():
+    x, gids, d_h = np.full((50, 30), 2.0), np.arange(50) * 3, np.full((50, 30), 1.5)
+    h = ck.bias_elu_dropout(x, None, gids, 0.5, **KEY)
+    np.testing.assert_array_equal(h, ck.dropout(x, gids, 0.5, **KEY))
+    np.testing.assert_array_equal(
+        ck.elu_dropout_backward(d_h, h, gids, 0.5, **KEY), ck.dropout(d_h, gids, 0.5, **KEY)
+    )
+    # What was dropped has no gradient even where its value would have been 0 anyway.
+    zeros = np.zeros_like(x)
+    np.testing.assert_array_equal(
+        ck.elu_dropout_backward(d_h, zeros, gids, 0.5, **KEY), ck.dropout(d_h, gids, 0.5, **KEY)
+    )
+
+
+@pytest.mark.parametrize("p", [0.0, 0.4])
+def test_backward_of_elu_is_the_derivative(p):
+    rng = np.random.default_rng(0)
+    x, bias, y = rng.standard_normal((12, 7)), rng.standard_normal(7), rng.standard_normal((12, 7))
+    gids = np.arange(12)
+
+    def value(x, bias):
+        return (ck.bias_elu_dropout(x, bias, gids, p, **KEY) * y).sum()
+
+    d_x = ck.elu_dropout_backward(y, ck.bias_elu_dropout(x, bias, gids, p, **KEY), gids, p, **KEY)
+    step = 1e-6
+    for at in np.ndindex(x.shape):
+        change = np.zeros_like(x)
+        change[at] = step
+        difference = (value(x + change, bias) - value(x - change, bias)) / (2 * step)
+        assert difference == pytest.approx(d_x[at], rel=1e-7, abs=1e-8)
+    for column in range(7):
+        change = step * (np.arange(7) == column)
+        difference = (value(x, bias + change) - value(x, bias - change)) / (2 * step)
+        assert difference == pytest.approx(d_x[:, column].sum(), abs=1e-7)

@@ -122,6 +122,10 @@ def test_a_bounds_checked_build_checks_behind_the_doors(bad, threads):
             x, none, np.zeros(1, np.int64), none, out[None], True, 1, 1, 5, 1.0, False, 0, threads
         )
     with pytest.raises(IndexError):
+        _activation.bias_elu_dropout(x, none, np.zeros(1, np.int64), out, 1, 1, 5, 1.0, 0, threads)
+    with pytest.raises(IndexError):
+        _activation.elu_dropout_backward(x, x, np.zeros(1, np.int64), out, 1, 1, 5, 1.0, 1.0, 0, threads)
+    with pytest.raises(IndexError):
         entries = np.array([0, 1, 4 * bad])
         _dropout_masks.dropout_csr(
             entries, index, np.ones(2), np.arange(2), np.ones(2), 1, 1, 5, 1.0, 0, threads

@@ -81,6 +81,10 @@ def good():
             "out": np.zeros((N, F)),
         }
         | threads,
+        "bias_elu_dropout": {"x": small, "bias": np.ones(F), "out": np.zeros((N, F))} | dropping | threads,
+        "elu_dropout_backward": {"d_h": small, "h": np.ones((N, F)), "out": np.zeros((N, F))}
+        | dropping
+        | threads,
         "transpose_csr": {"indptr": indptr, "indices": indices, "n_cols": N_COLS} | threads,
         "softmax_cross_entropy": {
             "logits": small,
@@ -107,6 +111,8 @@ IN_PLACE = {
     "dropout_csr": {"data"},
     "bias_relu_dropout": {"z"},
     "relu_dropout_backward": {"d_out", "activated"},
+    "bias_elu_dropout": {"x"},
+    "elu_dropout_backward": {"d_h", "h"},
     "softmax_cross_entropy": {"logits"},
 }
 ARRAYS = [
@@ -136,6 +142,8 @@ FIRST_FLOAT = {
     "dropout_csr": "data",
     "bias_relu_dropout": "z",
     "relu_dropout_backward": "d_out",
+    "bias_elu_dropout": "x",
+    "elu_dropout_backward": "d_h",
     "softmax_cross_entropy": "logits",
 }
 
@@ -355,6 +363,12 @@ def test_a_read_only_output(door, name):
         ("relu_dropout_backward", "activated", (N, F + 1)),
         ("relu_dropout_backward", "row_scale", (F,)),
         ("relu_dropout_backward", "out", (N + 1, F)),
+        ("bias_elu_dropout", "bias", (N,)),
+        ("bias_elu_dropout", "gids", (N - 1,)),
+        ("bias_elu_dropout", "out", (F, N)),
+        ("elu_dropout_backward", "h", (N, F + 1)),
+        ("elu_dropout_backward", "gids", (N + 1,)),
+        ("elu_dropout_backward", "out", (N + 1, F)),
         ("softmax_cross_entropy", "labels", (N + 1,)),
         ("softmax_cross_entropy", "mask", (N - 1,)),
         ("softmax_cross_entropy", "d_logits", (N, F + 1)),
@@ -660,7 +674,9 @@ def test_float64_is_not_rounded_to_bfloat16(door):
 
 
 def test_dropping_needs_ids():
-    refused("bias_relu_dropout", TypeError, "gids must be a NumPy array", gids=None)
+    for door in ("bias_relu_dropout", "bias_elu_dropout", "elu_dropout_backward"):
+        refused(door, TypeError, "gids must be a NumPy array", gids=None)
+        getattr(ck, door)(**good()[door] | {"gids": None, "p": 0.0})
     refused("dropout", TypeError, "gids must be a NumPy array", gids=None, p=0.0)
     refused("dropout_csr", TypeError, "data must be a NumPy array", data=None)
 

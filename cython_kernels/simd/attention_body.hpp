@@ -1,5 +1,6 @@
 // The loops of attention.hpp, once per instruction set; no guard.
 #include "chunks.hpp"
+#include "exp.hpp"
 
 enum {
     BLOCK = 64,  // entries whose weights are made at a time
@@ -7,48 +8,6 @@ enum {
     // Twice the sums of a gather must fit in the registers.
     PAIRS = MAX_VECTORS == 4 ? 3 : MAX_VECTORS
 };
-
-// e^x for x <= 0; less than the smallest normal number is 0, NaN stays. Cody and Waite's reduction
-// ("Software manual for the elementary functions", 1980) and Taylor's polynomial on |r| <= log(2) / 2;
-// within 1.5 units in the last place.
-template <int N>
-DORYLUS_INLINE Vec<float, N> exponential(Vec<float, N> x) {
-    typedef Vec<float, N> V;
-    typedef Vec<uint32_t, N> U;
-    const V shifted = x * 1.44269504f + 12582912.f;  // 1.5 * 2**23: the integer is in the low bits
-    const V n = shifted - 12582912.f;
-    const V r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
-    V p = r * (1.f / 5040) + 1.f / 720;
-    p = p * r + 1.f / 120;
-    p = p * r + 1.f / 24;
-    p = p * r + 1.f / 6;
-    p = p * r + 0.5f;
-    p = (p * (r * r) + r) + 1.f;
-    const V y = (V)((U)p + ((U)shifted << 23));
-    return choose(x == x, choose(x < -86.5f, V{}, y), x);
-}
-template <int N>
-DORYLUS_INLINE Vec<double, N> exponential(Vec<double, N> x) {
-    typedef Vec<double, N> V;
-    typedef Vec<uint64_t, N> U;
-    const V shifted = x * 1.4426950408889634074 + 6755399441055744.0;  // 1.5 * 2**52
-    const V n = shifted - 6755399441055744.0;
-    const V r = (x - n * 6.93145751953125e-1) - n * 1.42860682030941723212e-6;
-    V p = r * (1. / 6227020800) + 1. / 479001600;
-    p = p * r + 1. / 39916800;
-    p = p * r + 1. / 3628800;
-    p = p * r + 1. / 362880;
-    p = p * r + 1. / 40320;
-    p = p * r + 1. / 5040;
-    p = p * r + 1. / 720;
-    p = p * r + 1. / 120;
-    p = p * r + 1. / 24;
-    p = p * r + 1. / 6;
-    p = p * r + 0.5;
-    p = (p * (r * r) + r) + 1.;
-    const V y = (V)((U)p + ((U)shifted << 52));
-    return choose(x == x, choose(x < -707., V{}, y), x);
-}
 
 // HEADS is the number of heads of a unit, rounded up to a power of two; numbers of an entry follow those
 // of the entry before it, so that a vector holds some heads of one entry, or all of several.

@@ -47,6 +47,18 @@ struct RowPassBack {
     bool stream;
 };
 
+// The way back through dropout and ELU (of RowPass), row-major; the masks are made again.
+template <class A>
+struct EluBack {
+    const A* d_out;
+    const A* activated;  // the result of the way there
+    int64_t columns;
+    const int64_t* gids;  // not read if the mask keeps all
+    A scale, keep;        // of kept values, and its inverse
+    Mask mask;
+    A* out;  // may be d_out or activated
+};
+
 template <class A>
 struct EntryDropout {
     const int64_t* indptr;
@@ -91,6 +103,17 @@ inline void activate_rows(int level, const RowPass<S, A>& pass, int64_t start, i
 template <class P, class S, class A>
 inline void activate_rows_back(int level, const RowPassBack<P, S, A>& pass, int64_t start, int64_t stop) {
     if constexpr (STORES<S, A> && STORES<P, A>) DORYLUS_DISPATCH(level, activate_rows_back(pass, start, stop))
+}
+
+// ELU in place of relu, row-major: the result has no tiles and no scale of rows.
+template <class A>
+inline void elu_rows(int level, const RowPass<A, A>& pass, int64_t start, int64_t stop) {
+    DORYLUS_DISPATCH(level, elu_rows(pass, start, stop))
+}
+
+template <class A>
+inline void elu_rows_back(int level, const EluBack<A>& pass, int64_t start, int64_t stop) {
+    DORYLUS_DISPATCH(level, elu_rows_back(pass, start, stop))
 }
 
 template <class A>

@@ -1,4 +1,5 @@
 // The loops of rowwise.hpp, once per instruction set; no guard.
+#include "exp.hpp"
 
 // PHILOX. Philox4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3",
 // SC 2011) multiplies 32-bit words to 64 bits. A word is kept in the low half of a 64-bit lane, and
@@ -290,6 +291,100 @@ inline void activate_rows_back(const RowPassBack<P, S, A>& pass, int64_t start, 
         out.pad();
     }
     after_streams(pass.stream);
+}
+
+template <int N, class A>
+DORYLUS_INLINE Vec<A, N> load_part(const A* p, int64_t count) {
+    return count == N ? load<N>(p) : load_some<N, A>(p, count);
+}
+
+template <int N, class A>
+DORYLUS_INLINE void store_part(A* p, Vec<A, N> v, int64_t count) {
+    if (count == N)
+        store<N>(p, v);
+    else
+        store_some<N, A>(p, v, count);
+}
+
+// Chosen, not multiplied by 0, so that no dropped NaN gets through.
+template <int N, class A>
+DORYLUS_INLINE Vec<A, N> drop(Vec<A, N> v, const uint32_t* words, uint32_t last_dropped) {
+    typedef typename IntOf<A>::type I;
+    Vec<uint32_t, N> word;
+    memcpy(&word, words, sizeof word);
+    return __builtin_convertvector(word > last_dropped, Vec<I, N>) ? v : Vec<A, N>{};
+}
+
+// Calls visit(i, column, count, words) for every register of every row, with the words of its masks.
+template <bool drops, int N, class Visit>
+DORYLUS_INLINE void visit_registers(const Visit& visit, const Mask& mask, const int64_t* gids, int64_t columns, int64_t start,
+                                    int64_t stop) {
+    alignas(64) uint32_t words[RUN];
+    for (int64_t i = start; i < stop; i++) {
+        for (int64_t first = 0; first < columns; first += RUN) {
+            const int64_t run = columns - first < RUN ? columns - first : (int64_t)RUN;
+            if (drops) column_words(words, mask, gids[i], first, run);
+            int64_t k = 0;
+            for (; k + N <= run; k += N) visit(i, first + k, (int64_t)N, words + k);
+            if (k < run) visit(i, first + k, run - k, words + k);
+        }
+    }
+}
+
+template <bool drops, class A>
+struct EluVisit {
+    const RowPass<A, A>& pass;
+    uint32_t last_dropped;
+
+    DORYLUS_INLINE void operator()(int64_t i, int64_t column, int64_t count, const uint32_t* words) const {
+        enum { N = Register<A>::lanes };
+        typedef Vec<A, N> V;
+        const int64_t place = i * pass.columns + column;
+        V z = load_part<N>(pass.x + place, count);
+        if (pass.bias) z += load_part<N>(pass.bias + column, count);
+        const auto positive = z > (A)0;  // not of a NaN, which goes through the exponential
+        V y = positive ? z : exponential_minus_one<N>(positive ? V{} : z);
+        y *= pass.scale;
+        if (drops) y = drop<N, A>(y, words, last_dropped);
+        store_part<N>(pass.out + place, y, count);
+    }
+};
+
+template <class A>
+inline void elu_rows(const RowPass<A, A>& pass, int64_t start, int64_t stop) {
+    enum { N = Register<A>::lanes };
+    const uint32_t last_dropped = (uint32_t)(pass.mask.threshold - 1);
+    if (pass.mask.threshold > 0)
+        visit_registers<true, N>(EluVisit<true, A>{pass, last_dropped}, pass.mask, pass.gids, pass.columns, start, stop);
+    else
+        visit_registers<false, N>(EluVisit<false, A>{pass, 0}, pass.mask, pass.gids, pass.columns, start, stop);
+}
+
+template <bool drops, class A>
+struct EluBackVisit {
+    const EluBack<A>& pass;
+    uint32_t last_dropped;
+
+    DORYLUS_INLINE void operator()(int64_t i, int64_t column, int64_t count, const uint32_t* words) const {
+        enum { N = Register<A>::lanes };
+        typedef Vec<A, N> V;
+        const int64_t place = i * pass.columns + column;
+        const V before = load_part<N>(pass.activated + place, count) * pass.keep;  // what dropout was given
+        const V slope = before > (A)0 ? splat<N>((A)1) : before + (A)1;
+        V d = load_part<N>(pass.d_out + place, count) * pass.scale * slope;
+        if (drops) d = drop<N, A>(d, words, last_dropped);
+        store_part<N>(pass.out + place, d, count);
+    }
+};
+
+template <class A>
+inline void elu_rows_back(const EluBack<A>& pass, int64_t start, int64_t stop) {
+    enum { N = Register<A>::lanes };
+    const uint32_t last_dropped = (uint32_t)(pass.mask.threshold - 1);
+    if (pass.mask.threshold > 0)
+        visit_registers<true, N>(EluBackVisit<true, A>{pass, last_dropped}, pass.mask, pass.gids, pass.columns, start, stop);
+    else
+        visit_registers<false, N>(EluBackVisit<false, A>{pass, 0}, pass.mask, pass.gids, pass.columns, start, stop);
 }
 
 // A register of entries at a time, each with a counter of its own: entries of a sparse row seldom
