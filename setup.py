@@ -58,8 +58,8 @@ CHECKED_DIRECTIVES = {
 # not depend on how the columns were split.
 # How vectors are passed between functions (-Wpsabi) is no concern: all that take any are inlined. gcc 12
 # finds its own intrinsics uninitialised.
-FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-Wno-psabi", "-Wno-maybe-uninitialized"]
-CHECKED_FLAGS = ["-std=c++17", "-O1", "-ffp-contract=off", "-Wno-psabi", "-Wno-maybe-uninitialized"]
+FLAGS = ["-std=c++17", "-O3", "-g0", "-ffp-contract=off", "-Wno-psabi", "-Wno-maybe-uninitialized"]
+CHECKED_FLAGS = ["-std=c++17", "-O1", "-g0", "-ffp-contract=off", "-Wno-psabi", "-Wno-maybe-uninitialized"]
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g1"]
 
 OPENMP_FLAGS = (

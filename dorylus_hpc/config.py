@@ -25,16 +25,12 @@ _NOT_YET = "is not available in this version"
 # Options of the command line's contract whose feature does not exist yet: refused by name.
 UNAVAILABLE_OPTIONS = (
     "model_file",
-    "heads",
     "place",
     "halo_dtype",
     "checkpoint_every",
     "resume",
     "on_loss",
 )
-UNAVAILABLE_VALUES = {
-    "model": ("gat",),
-}
 
 
 def _option(
@@ -66,7 +62,7 @@ class TrainConfig:
     """
 
     data: str = _option("", "prepared folder, FILE.npz, or the name of a data set (digits)")
-    model: str = _option("gcn", "model", choices=("gcn", "sage", "gin"))
+    model: str = _option("gcn", "model", choices=("gcn", "sage", "gin", "gat"))
     aggregator: str = _option(
         "mean", "sage: what a vertex takes from its neighbours", choices=("mean", "gcn", "max")
     )
@@ -76,6 +72,12 @@ class TrainConfig:
         "gin: what is added to the 1 that a vertex itself counts: learned, or 0",
         choices=("learned", "fixed"),
     )
+    heads: int = _option(
+        8, "gat: heads of the hidden layers, of --hidden columns each", check=_POSITIVE_COUNT
+    )
+    output_heads: int = _option(1, "gat: heads of the last layer, whose mean it is", check=_POSITIVE_COUNT)
+    negative_slope: float = _option(0.2, "gat: slope of LeakyReLU below zero", check=_NOT_NEGATIVE)
+    attention_dropout: float = _option(0.0, "gat: dropout on the weights of edges", check=_PROBABILITY)
     layers: int = _option(2, "number of layers", check=("1 to 63", lambda value: 1 <= value <= 63))
     hidden: int = _option(64, "width of the hidden layers", check=_POSITIVE_COUNT)
     dropout: float = _option(0.5, "dropout on hidden layers", check=_PROBABILITY)
@@ -228,7 +230,16 @@ class TrainConfig:
 
 
 # Options that are one model's own.
-_OF_ONE_MODEL = {"source_degree": "gcn", "aggregator": "sage", "l2_normalise": "sage", "epsilon": "gin"}
+_OF_ONE_MODEL = {
+    "source_degree": "gcn",
+    "aggregator": "sage",
+    "l2_normalise": "sage",
+    "epsilon": "gin",
+    "heads": "gat",
+    "output_heads": "gat",
+    "negative_slope": "gat",
+    "attention_dropout": "gat",
+}
 
 
 def _default(name: str) -> Any:
@@ -244,8 +255,6 @@ def _checked(option: Any, kind: type, value: Any) -> Any:
         isinstance(value, str) and value.encode(errors="replace").decode() != value
     ):  # config.toml could not hold it
         raise InputError(f"{flag} must be valid UTF-8, got {value!r}")
-    if value in UNAVAILABLE_VALUES.get(option.name, ()):
-        raise InputError(f"{flag} {value} {_NOT_YET} (available: {', '.join(option.metadata['choices'])})")
     choices, check = option.metadata["choices"], option.metadata["check"]
     if choices is not None and value not in choices:
         raise InputError(f"{flag} must be one of {', '.join(choices)}, got {value!r}")

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from lambda_pkg import dense
+from lambda_pkg import attention, dense
 
 Op = Sequence[Any]  # (function, parameters, names read, names made)
 
@@ -284,6 +284,28 @@ def _count_correct(
     return [dense.count_correct(logits, labels, split, parameters["n_sets"])]
 
 
+def _attention_transform(
+    _: Mapping[str, Any], arrays: list[np.ndarray], wanted: int, own: bool
+) -> list[np.ndarray]:
+    return [*attention.transform(*arrays)]
+
+
+def _attention_transform_backward(
+    _: Mapping[str, Any], arrays: list[np.ndarray], wanted: int, own: bool
+) -> list[np.ndarray]:
+    return [*attention.transform_backward(*arrays)]
+
+
+def _mean_heads(_: Mapping[str, Any], arrays: list[np.ndarray], wanted: int, own: bool) -> list[np.ndarray]:
+    return [attention.mean_heads(*arrays)]
+
+
+def _mean_heads_backward(
+    parameters: Mapping[str, Any], arrays: list[np.ndarray], wanted: int, own: bool
+) -> list[np.ndarray]:
+    return [*attention.mean_heads_backward(arrays[0], parameters["heads"])]
+
+
 _FUNCTIONS: dict[str, _Function] = {
     "apply_vertex": _apply_vertex,
     "apply_vertex_backward": _apply_vertex_backward,
@@ -302,4 +324,8 @@ _FUNCTIONS: dict[str, _Function] = {
     "bias_gradient": _bias_gradient,
     "softmax_cross_entropy": _softmax_cross_entropy,
     "count_correct": _count_correct,
+    "attention_transform": _attention_transform,
+    "attention_transform_backward": _attention_transform_backward,
+    "mean_heads": _mean_heads,
+    "mean_heads_backward": _mean_heads_backward,
 }

@@ -24,6 +24,8 @@ from dorylus_hpc.engine.runner import Runner
 from dorylus_hpc.graph.manifest import read_manifest
 from dorylus_hpc.graph.preparation import prepare_folder
 from dorylus_hpc.nn.oracle import GcnOracle, OracleSettings, train_oracle
+from dorylus_hpc.nn.oracle_gat import NAMES as GAT_NAMES
+from dorylus_hpc.nn.oracle_gat import gat_oracle
 from dorylus_hpc.nn.oracle_gin import NAMES as GIN_NAMES
 from dorylus_hpc.nn.oracle_gin import GinOracle
 from dorylus_hpc.nn.oracle_sage import NAMES as SAGE_NAMES
@@ -143,14 +145,20 @@ def forward(comm, graph_servers, folder, tensors, **options):
 # ---- the oracle's side ----
 
 DEFAULTS = {name: getattr(make_config({}), name) for name in OracleSettings.__dataclass_fields__}
-ORACLES = {"gcn": GcnOracle, "sage": sage_oracle, "gin": GinOracle}
+ORACLES = {"gcn": GcnOracle, "sage": sage_oracle, "gin": GinOracle, "gat": gat_oracle}
 NOT_THE_ORACLES = ("intervals", "threads", "servers", "mode")  # options that may change no result
 
 
 def adjacency_of(graph, *, duplicates="merge", undirected=False):
-    """Return the matrix that preparation should make of a graph, loops left to the oracle."""
+    """Return the matrix that preparation should make of a graph, loops left to the oracle.
+
+    Repeated arcs are merged, added up ("keep"), or stay entries of their own ("apart").
+    """
     weights = np.ones(graph.n_edges) if graph.weights is None else graph.weights
-    matrix = sp.coo_array((weights, (graph.edges.rows(), graph.indices)), shape=(graph.n, graph.n)).tocsr()
+    arcs = sp.coo_array((weights, (graph.edges.rows(), graph.indices)), shape=(graph.n, graph.n))
+    if duplicates == "apart":
+        return arcs
+    matrix = arcs.tocsr()
     if duplicates == "merge" and graph.weights is None:
         matrix.data[:] = 1
     return matrix.maximum(matrix.T).tocsr() if undirected else matrix
@@ -162,6 +170,7 @@ def oracle_of(graph, adjacency=None, **options):
     settings = {name: value for name, value in options.items() if name not in NOT_THE_ORACLES}
     settings = OracleSettings(**{**DEFAULTS, **settings})
     dropped = settings.input_dropout > 0 or (settings.dropout > 0 and settings.layers > 1)
+    dropped |= settings.attention_dropout > 0
     if not dropped:  # the training forward is an evaluation too, so every epoch has one
         settings = replace(settings, eval_every=1)
     adjacency = adjacency_of(graph) if adjacency is None else adjacency
@@ -182,7 +191,7 @@ def named(params, **options):
         options.get(name, default)
         for name, default in (("model", "gcn"), ("aggregator", "mean"), ("epsilon", "learned"))
     )
-    kinds = {"gcn": "Wb", "sage": SAGE_NAMES[aggregator], "gin": GIN_NAMES[epsilon]}[model]
+    kinds = {"gcn": "Wb", "sage": SAGE_NAMES[aggregator], "gin": GIN_NAMES[epsilon], **GAT_NAMES}[model]
     return {
         f"{kind}{layer}": tensor
         for layer, tensors in enumerate(params, start=1)

@@ -197,10 +197,10 @@ def test_wrong_input_makes_no_folder(folder):
         ({"epoch": 3}, "unknown option 'epoch': did you mean 'epochs'?"),
         ({"input-dropout": 0.5}, "unknown option 'input-dropout': did you mean 'input_dropout'?"),
         ({"epochs": "3"}, "--epochs wants a whole number, got '3'"),
-        ({"heads": 3}, "--heads is not available in this version"),
+        ({"heads": 3}, "--heads is for --model gat, not gcn"),
+        ({"resume": "auto"}, "--resume is not available in this version"),
         ({"weight_update": "interval"}, "--weight-update interval is for --mode async, not pipe"),
         ({"switch_margin": 0.1}, "--switch-margin is for --mode async with a --target-accuracy"),
-        ({"model": "gat"}, "--model gat is not available in this version"),
         ({"run_dir": "ring.npz"}, "--run-dir ring.npz: cannot be made or written"),
     ],
 )

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dorylus_hpc.engine.wiring import split_by_place
+from dorylus_hpc.nn.gat import gat_program
 from dorylus_hpc.nn.gcn import gcn_program
 from dorylus_hpc.nn.gin import gin_program
 from dorylus_hpc.nn.offload import CORRECT, plan_offload
@@ -25,6 +26,7 @@ MODELS = {
     "max": partial(sage_program, aggregator="max", pool=5),
     "gin": partial(gin_program, inner=5),
     "gin, epsilon fixed": partial(gin_program, inner=5, learns_epsilon=False),
+    "gat": partial(gat_program, heads=2, output_heads=3),
 }
 
 

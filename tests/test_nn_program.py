@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from dorylus_hpc.nn.gat import gat_program
 from dorylus_hpc.nn.gcn import gcn_program
 from dorylus_hpc.nn.gin import gin_program
 from dorylus_hpc.nn.program import Program, Stage, fuse
@@ -136,6 +137,30 @@ def test_gin_gathers_before_its_first_product_or_after_it(learns: bool) -> None:
     assert {name: t.width for name, t in model.tensors.items() if t.ghosts} == {"Y2": 16, "dR2": 16}
     assert {spec.name for spec in model.params if spec.decay} == {"U1", "W1", "U2", "W2"}
     assert ("e1" in {spec.name for spec in model.params}) == learns
+
+
+def test_gat_packs_scores_beside_what_they_weigh() -> None:
+    model = other(gat_program, heads=4, output_heads=2)
+    assert model.orders == ("transform-first", "transform-first")
+    assert words(model.training_groups()) == [
+        "AV1",
+        "GA1 AV1 AV2",
+        "SC2",
+        "GA2 AV2 AV2 dAV2 dAE2",
+        "dSC2",
+        "dGA2 dAV2 dAV1 dAE1",
+        "dSC1",
+        "dGA1 dAV1",
+    ]
+    sent = {"Y1": 4 * 16 + 4, "Y2": 2 * 7 + 2, "Q1": 4 * 16 + 16, "Q2": 2 * 7 + 8}
+    assert {name: t.width for name, t in model.tensors.items() if t.ghosts} == sent
+    assert {spec.name for spec in model.params if not spec.decay} == {"b1", "b2"}
+
+
+@pytest.mark.parametrize("dropped", [0.0, 0.1])
+def test_a_gat_that_drops_weights_of_edges_differs_in_evaluation(dropped: float) -> None:
+    model = other(gat_program, heads=1, dropout=0.0, attention_dropout=dropped)
+    assert model.differs_in_evaluation == (dropped > 0)
 
 
 def test_decay_is_on_weight_matrices_of_the_chosen_layers() -> None:

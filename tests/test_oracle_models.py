@@ -1,4 +1,4 @@
-"""The oracles of GraphSAGE and GIN against their formulas: vertex by vertex, and by finite differences."""
+"""The oracles of GraphSAGE, GIN, GAT and GATv2: vertex by vertex, and by finite differences."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from scipy import sparse
 from test_oracle import CLASSES, F, N, _adjacency, _data, _edges
 
 from dorylus_hpc.nn.oracle import OracleSettings
+from dorylus_hpc.nn.oracle_gat import gat_oracle, gatv2_oracle
 from dorylus_hpc.nn.oracle_gin import GinOracle
 from dorylus_hpc.nn.oracle_sage import mean_matrix, sage_oracle, sum_matrix
 
@@ -20,6 +21,10 @@ MODELS = {
     "max, normalised": (sage_oracle, {"aggregator": "max", "l2_normalise": "on"}),
     "gin": (GinOracle, {}),
     "gin, epsilon fixed": (GinOracle, {"epsilon": "fixed"}),
+    "gat": (gat_oracle, {"heads": 2, "output_heads": 3}),
+    "gatv2": (gatv2_oracle, {"heads": 2, "output_heads": 3}),
+    "gat, dropped weights": (gat_oracle, {"heads": 3, "attention_dropout": 0.4}),
+    "gatv2, dropped weights": (gatv2_oracle, {"heads": 3, "attention_dropout": 0.4, "negative_slope": 0.1}),
 }
 RUNS = [(1, 0.0, 0.4), (2, 0.0, 0.0), (2, 0.5, 0.5), (3, 0.3, 0.2)]  # layers, dropout, input dropout
 
@@ -34,6 +39,29 @@ def random_params(model, seed=3):
     rng = np.random.default_rng(seed)
     params = model.start(F, CLASSES)
     return [tuple(t if t.ndim == 2 else rng.uniform(-0.5, 0.5, t.shape) for t in ts) for ts in params]
+
+
+def attend(h, near, v, tensors, name, *, last):
+    """One vertex of a GAT's layer, head by head."""
+    w, second, third, b = tensors
+    heads, columns = third.shape
+    slope = MODELS[name][1].get("negative_slope", 0.2)
+    made = []
+    for k in range(heads):
+        of_head = slice(k * columns, (k + 1) * columns)
+        y = [h[i] @ w[:, of_head] for i in near]
+        if "v2" in name:
+            pre = [one + h[v] @ second[:, of_head] for one in y]
+            e = [np.maximum(one, slope * one) @ third[k] for one in pre]
+        else:
+            raw = [one @ second[k] + y[-1] @ third[k] for one in y]
+            e = [max(one, slope * one) for one in raw]
+        alpha = np.exp(e) / np.exp(e).sum()
+        made.append(sum(a * one for a, one in zip(alpha, y, strict=True)))
+    if last:
+        return np.mean(made, axis=0) + b
+    z = np.concatenate(made) + b
+    return np.where(z > 0, z, np.exp(z) - 1)
 
 
 @pytest.mark.parametrize("itself", [False, True])
@@ -58,6 +86,9 @@ def test_forward_vertex_by_vertex(name):
         rows = []
         for v in range(N):
             near = [(i, a) for i, j, a in zip(*_edges(), strict=True) if j == v and i != v]
+            if "gat" in name:
+                rows.append(attend(h, [i for i, _ in near] + [v], v, tensors, name, last=layer == 3))
+                continue
             total = sum((a * h[i] for i, a in near), np.zeros(h.shape[1]))
             weight = sum(a for _, a in near)
             if "gin" in name:

@@ -141,7 +141,7 @@ class Channel:
 
 
 class BlockExchange:
-    """Sends and receives blocks; one thread may call it.
+    """Sends and receives blocks; one thread may call it, but for `prepare`.
 
     Parameters
     ----------
@@ -191,6 +191,7 @@ class BlockExchange:
         self._status = self._mpi.Status()
         self._sends: list[tuple[Request, np.ndarray]] = []
         self._receives: list[tuple[Request, int, Block, np.ndarray]] = []
+        self._packed: dict[tuple[int, Block], list[np.ndarray]] = {}
         self._spare: defaultdict[tuple[int, int], list[np.ndarray]] = defaultdict(list)
         self._kept: dict[tuple[int, Block], deque[tuple[int, list[np.ndarray]]]] = defaultdict(deque)
         self._came: defaultdict[tuple[int, Block], int] = defaultdict(int)
@@ -207,6 +208,17 @@ class BlockExchange:
         """Whether blocks are still to leave."""
         return bool(self._sends)
 
+    def prepare(self, table: int, block: Block) -> None:
+        """Pack the rows of an interval for other ranks, which `send` then only sends; any thread may do it.
+
+        At most once before each `send` of them, and that waits until it is done.
+        """
+        channel = self._channels[table]
+        outgoing = channel.plan.outgoing.get(block)
+        if outgoing:
+            rows = self._own[block[0]][channel.name]
+            self._packed[table, block] = [self._pack(rows, lids) for _, lids in outgoing]
+
     def send(self, table: int, block: Block) -> int:
         """Send the rows of an interval to all ranks that need them.
 
@@ -218,8 +230,9 @@ class BlockExchange:
         """
         channel = self._channels[table]
         rows = self._own[block[0]][channel.name]
-        for rank, lids in channel.plan.outgoing.get(block, ()):
-            buffer = self._pack(rows, lids)
+        outgoing = channel.plan.outgoing.get(block, ())
+        packed = self._packed.pop((table, block), None) or [self._pack(rows, lids) for _, lids in outgoing]
+        for (rank, _), buffer in zip(outgoing, packed, strict=True):
             tag = table * int(self._offsets[-1]) + int(self._offsets[block[0]]) + block[1]
             request = self._comm.Isend([buffer, *row_count_and_type(buffer)], dest=rank, tag=tag)
             self._sends.append((request, buffer))
@@ -301,6 +314,7 @@ class BlockExchange:
         for waiting in self._kept.values():
             while waiting:
                 self._recycle(waiting.popleft()[1])
+        self._packed.clear()
         self._came.clear()
 
     def close(self) -> None:
@@ -339,8 +353,10 @@ class BlockExchange:
 
     def _buffer(self, n_rows: int, like: np.ndarray) -> np.ndarray:
         """Reuse a buffer of this shape, or make one: the first rounds make all that are ever needed."""
-        spare = self._spare[n_rows, like.shape[1]]
-        return spare.pop() if spare else np.empty((n_rows, like.shape[1]), like.dtype)
+        try:  # another thread may take the last one
+            return self._spare[n_rows, like.shape[1]].pop()
+        except IndexError:
+            return np.empty((n_rows, like.shape[1]), like.dtype)
 
     def _places(self, channel: Channel, part: int, ghosts: tuple[int, int]) -> np.ndarray:
         n_own = channel.plan.n_own[part]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from types import TracebackType
 
@@ -18,6 +18,48 @@ from threadpoolctl import threadpool_limits
 from dorylus_hpc.serverless.tasks import DenseTask, Remote
 
 CPU, IO = "cpu", "io"
+
+
+class _Threads:
+    """Threads that do jobs in the order in which they were given.
+
+    A queue without anything else: `ThreadPoolExecutor` makes a future of every job and looks for idle
+    threads, which takes longer than some tasks.
+    """
+
+    def __init__(self, count: int, name: str) -> None:
+        self._jobs: SimpleQueue[tuple[Callable[[], None], Future[None] | None] | None] = SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"{name}_{number}", daemon=True)
+            for number in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, job: Callable[[], None], future: Future[None] | None = None) -> None:
+        """Have a job done, which raises nothing; the future is cancelled if it never begins."""
+        self._jobs.put((job, future))
+
+    def close(self) -> None:
+        """Drop what has not begun, and wait for what has."""
+        while True:
+            try:
+                left = self._jobs.get_nowait()
+            except Empty:
+                break
+            if left is not None and left[1] is not None:
+                left[1].cancel()
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self) -> None:
+        while (one := self._jobs.get()) is not None:
+            job, _ = one
+            del one  # what it holds is not kept until the next one comes
+            job()
+            del job
 
 
 class Executor:
@@ -45,9 +87,7 @@ class Executor:
         counts = {CPU: threads, IO: 1, **(others or {})}
         self._remotes = {name: remote for name, (remote, _) in (remotes or {}).items()}
         self.workers = counts | {name: count for name, (_, count) in (remotes or {}).items()}
-        self._pools = {
-            name: ThreadPoolExecutor(count, thread_name_prefix=name) for name, count in counts.items()
-        }
+        self._pools = {name: _Threads(count, name) for name, count in counts.items()}
         self._blas = threadpool_limits(limits=1, user_api="blas")
         self._ended: SimpleQueue[tuple[Hashable, BaseException | None]] = SimpleQueue()
 
@@ -69,7 +109,20 @@ class Executor:
 
     def background(self, job: Callable[[], None], resource: str) -> Future[None]:
         """Have a job done beside the tasks; `wait` tells nothing of it. It may never begin if this ends."""
-        return self._pools[resource].submit(job)
+        future: Future[None] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                job()
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(None)
+
+        self._pools[resource].submit(run, future)
+        return future
 
     def wait(self, seconds: float | None) -> Hashable | None:
         """Sleep until a task ends, and return its name; None if none has after so many seconds.
@@ -102,7 +155,7 @@ class Executor:
     ) -> None:
         """End the threads and give BLAS its own back."""
         for pool in self._pools.values():
-            pool.shutdown(cancel_futures=True)
+            pool.close()
         self._blas.restore_original_limits()
 
 

@@ -9,6 +9,7 @@ are exchanged here.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -308,16 +309,42 @@ def _edge_operand(part: Part, edges: Adjacency, settings: LoadSettings, *, forwa
         indices, values = _by_gid(part, edges), None
     check_csr(edges.indptr, indices, values, n_cols=part.n_own + edges.n_ghost)
     scales = _scales(part, edges, settings, forward=forward)
+    if settings.aggregate == "attention":
+        gids = np.concatenate([part.gid, edges.ghost_gid])
+        return EdgeOperand(*_with_loops(edges), None, **scales, gids=gids)
     return EdgeOperand(edges.indptr, indices, values, **scales)
+
+
+def _with_loops(edges: Adjacency) -> tuple[np.ndarray, np.ndarray]:
+    """Return the entries with one more a row, the row itself; sorted within a row, as they were."""
+    n_rows = len(edges.indptr) - 1
+    indptr = edges.indptr + np.arange(n_rows + 1)
+    indices = np.empty(edges.n_edges + n_rows, edges.indices.dtype)
+    for first, last, rows in _pieces_of_rows(edges.indptr):
+        begin, end = edges.indptr[first], edges.indptr[last]
+        entries = edges.indices[begin:end]
+        after = entries > rows
+        indices[np.arange(begin, end) + rows + after] = entries
+        smaller = np.concatenate([[0], np.cumsum(~after)])[edges.indptr[first : last + 1] - begin]
+        here = np.arange(first, last)
+        indices[indptr[first:last] + np.diff(smaller)] = here
+    return indptr, indices
+
+
+def _pieces_of_rows(indptr: np.ndarray) -> Iterator[tuple[int, int, np.ndarray]]:
+    """Cut a matrix into rows of about `_SORTED_AT_ONCE` entries: (first row, end, row of each entry)."""
+    n_rows = len(indptr) - 1
+    starts = np.searchsorted(indptr, np.arange(0, indptr[-1], _SORTED_AT_ONCE))
+    bounds = np.unique(np.concatenate([[0], np.minimum(starts, n_rows), [n_rows]]))
+    for first, last in pairwise(bounds.tolist()):
+        yield first, last, np.repeat(np.arange(first, last), np.diff(indptr[first : last + 1]))
 
 
 def _by_gid(part: Part, edges: Adjacency) -> np.ndarray:
     """Return the entries of each row by vertex id: of equal values the same one is first in any partition."""
     gids, sorted_ = np.concatenate([part.gid, edges.ghost_gid]), np.empty_like(edges.indices)
-    starts = np.searchsorted(edges.indptr, np.arange(0, edges.n_edges, _SORTED_AT_ONCE))
-    for first, last in pairwise([*np.unique(starts).tolist(), part.n_own]):
+    for first, last, rows in _pieces_of_rows(edges.indptr):
         begin, end = edges.indptr[first], edges.indptr[last]
-        rows = np.repeat(np.arange(first, last), np.diff(edges.indptr[first : last + 1]))
         entries = edges.indices[begin:end]
         sorted_[begin:end] = entries[np.lexsort((gids[entries], rows))]
     return sorted_

@@ -10,6 +10,7 @@ from dorylus_hpc.config import TrainConfig
 from dorylus_hpc.engine.intervals import interval_count
 from dorylus_hpc.engine.loading import LoadSettings
 from dorylus_hpc.graph.manifest import Manifest
+from dorylus_hpc.nn.gat import gat_program
 from dorylus_hpc.nn.gcn import gcn_program
 from dorylus_hpc.nn.gin import gin_program
 from dorylus_hpc.nn.optim import Optimizer, make_optimizer
@@ -37,6 +38,14 @@ def build_program(config: TrainConfig, *, n_features: int, n_classes: int, spars
         )
     if config.model == "gin":
         return gin_program(**common, inner=config.hidden, learns_epsilon=config.epsilon == "learned")
+    if config.model == "gat":
+        return gat_program(
+            **common,
+            heads=config.heads,
+            output_heads=config.output_heads,
+            slope=config.negative_slope,
+            attention_dropout=config.attention_dropout,
+        )
     return gcn_program(**common)
 
 
@@ -46,6 +55,8 @@ def aggregate_of(config: TrainConfig) -> str:
         return {"mean": "mean", "gcn": "mean-self", "max": "max"}[config.aggregator]
     if config.model == "gin":
         return "sum" if config.epsilon == "learned" else "sum-self"
+    if config.model == "gat":
+        return "attention"
     return "gcn"
 
 

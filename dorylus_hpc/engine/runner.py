@@ -221,7 +221,7 @@ class Runner:
         together(comm, graph.loader.finish)  # only now is it known whether the features were the right ones
         self.training.exchange.end_setup()
         self.seconds["LD"] += graph.loader.seconds
-        self.loop.seconds["SC"] = 0.0  # as bytes: what is told of messages is of epochs
+        self.loop.seconds["SC"] = self.seconds["SC"] = 0.0  # as bytes: what is told of messages is of epochs
 
     # One round at a time, with given weights.
 
@@ -329,7 +329,15 @@ class Runner:
             delay=self._experiment.dense_delay if self._wiring.groups[kind][group].resource == DENSE else 0.0,
             factor=self._experiment.factor(epoch, unit, group) if self._straggles else 1.0,
             ends=ends,
+            sends=self._sends(kind, unit, group),
         )
+
+    def _sends(self, kind: str, unit: int, group: int) -> int | None:
+        """Return the table whose rows leave this rank when a unit has done a group of stages."""
+        table = self._wiring.groups[kind][group].writes
+        if table is None or not self._wiring.tables[table].exchanged:
+            return None
+        return table if self._wiring.topology.sends[self._wiring.tables[table].direction][unit] else None
 
     def take_results(self, kind: str, number: int, part: int) -> Results:
         """Return what a round found on a part whose intervals have all done it, and forget it."""
@@ -415,8 +423,9 @@ class Runner:
         delay: float,
         factor: float,
         ends: bool,
+        sends: int | None,
     ) -> None:
-        """Run stages one after the other, on a thread of the executor."""
+        """Run stages one after the other, on a thread of the executor, and pack what is to be sent."""
         evaluates, number, part, interval = key
         times = [time.perf_counter()]
         if delay:
@@ -430,6 +439,8 @@ class Runner:
             time.sleep((factor - 1.0) * (time.perf_counter() - times[0]))
         times[-1] = time.perf_counter()
         lane = self._tracer.lane(lane_name())
+        if sends is not None:
+            self._pack(sends, task, key, lane)
         for stage, begin, end in zip(stages, times[:-1], times[1:], strict=True):
             self._tracer.task(
                 stage.kind, begin, end, lane, epoch=task.epoch, layer=stage.layer, part=part,
@@ -440,6 +451,20 @@ class Runner:
                 self.seconds["eval" if evaluates else stage.kind] += end - begin
             if ends:
                 self._results[evaluates, number, part][interval] = (task.loss, correct)
+
+    def _pack(self, number: int, task: Task, key: tuple[bool, int, int, int], lane: int) -> None:
+        """Pack an interval's rows of a table for other ranks."""
+        evaluates, _, part, interval = key
+        table, began = self._wiring.tables[number], time.perf_counter()
+        line = self.evaluation if evaluates else self.training
+        line.exchange.prepare(number, (part, interval))
+        now, kind = time.perf_counter(), "SC" if table.direction == "in" else "dSC"
+        self._tracer.task(
+            kind, began, now, lane, epoch=task.epoch, layer=table.layer, part=part, interval=interval,
+            evaluation=evaluates,
+        )  # fmt: skip
+        with self._lock:
+            self.seconds["eval" if evaluates else kind] += now - began
 
     def _finish(
         self,

@@ -154,7 +154,10 @@ def _groups(
                 resource=_resource(stages[0], dense),
                 reads=reads[place],
                 writes=reads[place + 1] if completes else None,
-                weights=any(stage.kind in ("AV", "dAV") and not stage.weightless for stage in stages),
+                weights=any(
+                    stage.weighted or (stage.kind in ("AV", "dAV") and not stage.weightless)
+                    for stage in stages
+                ),
                 covers_ghosts=stages[0].covers_ghosts,
             )
         )
@@ -173,7 +176,7 @@ def _resource(stage: Stage, dense: str) -> str:
 
 
 def _on_server(stage: Stage) -> bool:
-    return _gathers(stage) or stage.on_server or stage.kind == "LD"
+    return _gathers(stage) or stage.on_server or stage.kind in ("LD", "AE", "dAE")
 
 
 def split_by_place(stages: tuple[Stage, ...], *, fuse: bool = True) -> Iterable[tuple[Stage, ...]]:

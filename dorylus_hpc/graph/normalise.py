@@ -8,8 +8,9 @@ What a vertex takes from the sources of its in-edges, by the name of its *aggreg
     sum         their sum
     sum-self    the sum of them and of itself
     max         the largest value of each column
+    attention   a sum with weights that the model makes, itself included
 
-Edge weights count in sums and means; an edge of a vertex to itself would be of weight 1.
+Edge weights count in sums and means only; an edge of a vertex to itself would be of weight 1.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 
 from dorylus_hpc.graph.partition import Adjacency, Part
 
-AGGREGATES = ("gcn", "mean", "mean-self", "sum", "sum-self", "max")
+AGGREGATES = ("gcn", "mean", "mean-self", "sum", "sum-self", "max", "attention")
 
 Scale = np.ndarray | None  # float64, or ones
 

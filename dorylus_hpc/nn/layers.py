@@ -107,6 +107,11 @@ class Layer(ABC):
         return self.index == 1
 
     @property
+    def drops(self) -> bool:
+        """Whether its training differs from an evaluation."""
+        return self.input_key.p > 0
+
+    @property
     def normalises(self) -> bool:
         """Whether rows of the output are normalised."""
         return self.normalise and not self.last
@@ -405,7 +410,6 @@ def assemble(layers: Sequence[Layer], *, sparse_features: bool) -> Program:
         Features are CSR: they are there before the program starts, so there is no set-up.
     """
     tensors = [tensor for layer in layers for tensor in layer.tensors()]
-    input_dropout, dropout = layers[0].input_key.p, layers[0].output_key.p
     return Program(
         params=tuple(spec for layer in layers for spec in layer.params()),
         tensors={tensor.name: tensor for tensor in tensors},
@@ -413,7 +417,7 @@ def assemble(layers: Sequence[Layer], *, sparse_features: bool) -> Program:
         forward=tuple(stage for layer in layers for stage in layer.forward()),
         backward=tuple(stage for layer in reversed(layers) for stage in layer.backward()),
         logits=f"H{len(layers)}",
-        drops_input=input_dropout > 0,
+        drops_input=layers[0].input_key.p > 0,
         orders=tuple(layer.order for layer in layers),
-        differs_in_evaluation=input_dropout > 0 or (dropout > 0 and len(layers) > 1),
+        differs_in_evaluation=any(layer.drops for layer in layers),
     )

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from cython_kernels import (
+    AttentionSaved,
+    attention,
+    attention_adjoint,
     bias_relu_dropout,
     dropout,
     dropout_csr,
@@ -17,6 +21,16 @@ from cython_kernels import (
     gather_max_pull,
 )
 from lambda_pkg.dense import apply_vertex
+
+
+@dataclass(frozen=True)
+class AttentionKey:
+    """Slope of attention's LeakyReLU, and what the dropout of its weights depends on beside edge and head."""
+
+    p: float
+    seed: int
+    layer: int
+    slope: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +49,8 @@ class EdgeOperand:
         Factors after and before the sum, of the own rows, and of own and ghost rows; None: 1.
     self_weight
         Of a row's own x.
+    gids
+        Vertex ids of all that rows read, own ones first; only where attention wants them.
     """
 
     indptr: np.ndarray
@@ -43,6 +59,7 @@ class EdgeOperand:
     row_scale: np.ndarray | None
     source_scale: np.ndarray | None
     self_weight: float = 1.0
+    gids: np.ndarray | None = None
 
     def aggregate(
         self, x: np.ndarray, out: np.ndarray, rows: tuple[int, int], *, accumulate: bool = False
@@ -73,6 +90,54 @@ class EdgeOperand:
     def pull(self, packed: np.ndarray, gids: np.ndarray, out: np.ndarray, rows: tuple[int, int]) -> None:
         """Write rows `rows` of the gradient of `maximum`'s x to `out`: over the reversed edges."""
         gather_max_pull(self.indptr, self.indices, packed, gids, out, rows=rows, validate=False)
+
+    def attend(
+        self,
+        y: np.ndarray,
+        score_source: np.ndarray,
+        score_target: np.ndarray,
+        out: np.ndarray,
+        saved: AttentionSaved | None,
+        rows: tuple[int, int],
+        key: AttentionKey,
+        epoch: int,
+    ) -> None:
+        """Write rows `rows` of attention's sums of `y` to `out`; `saved` is None in an evaluation."""
+        attention(
+            self.indptr, self.indices, y, score_source, score_target, out, slope=key.slope, saved=saved,
+            **self._masks(key, saved is not None, epoch, source_gids=self.gids, target_gids=self._own_gids),
+            rows=rows, validate=False,
+        )  # fmt: skip
+
+    def attend_backward(
+        self,
+        y: np.ndarray,
+        score_source: np.ndarray,
+        record: np.ndarray,
+        d_out: np.ndarray,
+        d_y: np.ndarray,
+        d_score_source: np.ndarray,
+        rows: tuple[int, int],
+        key: AttentionKey,
+        epoch: int,
+    ) -> None:
+        """Write rows `rows` of the gradients of y and its scores as sources: over the reversed edges."""
+        attention_adjoint(
+            self.indptr, self.indices, y, score_source, record, d_out, d_y, d_score_source=d_score_source,
+            slope=key.slope,
+            **self._masks(key, True, epoch, source_gids=self._own_gids, target_gids=self.gids),
+            rows=rows, validate=False,
+        )  # fmt: skip
+
+    @property
+    def _own_gids(self) -> np.ndarray | None:
+        return None if self.gids is None else self.gids[: len(self.indptr) - 1]
+
+    @staticmethod
+    def _masks(key: AttentionKey, drops: bool, epoch: int, **gids: np.ndarray | None) -> dict[str, Any]:
+        if not (drops and key.p):
+            return {}
+        return {"p": key.p, "seed": key.seed, "epoch": epoch, "layer": key.layer, **gids}
 
 
 @dataclass(frozen=True)

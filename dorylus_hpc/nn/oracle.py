@@ -14,7 +14,7 @@ and backwards, with G_l the gradient of Z_l,
     S_l = P^T G_l      dW_l = drop_l(H_{l-1})^T S_l      db_l = column sums of G_l
     G_{l-1} = (S_l W_l^T) * mask_l * [Z_{l-1} > 0]
 
-Other models bring an `OracleModel` of their own: `oracle_sage`, `oracle_gin`.
+Other models bring an `OracleModel` of their own: `oracle_sage`, `oracle_gin`, `oracle_gat`.
 """
 
 from __future__ import annotations
@@ -68,6 +68,10 @@ class OracleSettings:
         Rows of GraphSAGE's hidden layers have norm 1.
     epsilon : {'learned', 'fixed'}
         Of GIN.
+    heads, output_heads : int
+        Of GAT's hidden layers, in which `hidden` is the width of each, and of its last one.
+    negative_slope, attention_dropout : float
+        Of GAT.
     """
 
     layers: int = 2
@@ -87,6 +91,10 @@ class OracleSettings:
     aggregator: str = "mean"
     l2_normalise: str = "off"
     epsilon: str = "learned"
+    heads: int = 8
+    output_heads: int = 1
+    negative_slope: float = 0.2
+    attention_dropout: float = 0.0
 
     def __post_init__(self) -> None:
         choices: dict[str, tuple[str, ...]] = {
@@ -103,7 +111,8 @@ class OracleSettings:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
         if np.dtype(self.dtype) not in (np.dtype(np.float32), np.dtype(np.float64)):
             raise ValueError(f"dtype must be float32 or float64, got {self.dtype!r}")
-        for name, low in (("layers", 1), ("hidden", 1), ("epochs", 0), ("eval_every", 1)):
+        least = {"layers": 1, "hidden": 1, "epochs": 0, "eval_every": 1, "heads": 1, "output_heads": 1}
+        for name, low in least.items():
             if getattr(self, name) < low:
                 raise ValueError(f"{name} must be at least {low}, got {getattr(self, name)}")
 

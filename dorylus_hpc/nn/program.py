@@ -44,7 +44,7 @@ def gradient_of(weight: str) -> str:
     return f"d{weight}"
 
 
-Kind = Literal["LD", "GA", "AV", "SC", "dGA", "dAV", "dSC"]
+Kind = Literal["LD", "GA", "AV", "SC", "AE", "dGA", "dAV", "dSC", "dAE"]
 Ghosts = Literal["in", "out"]
 
 
@@ -144,9 +144,9 @@ class Stage:
     Attributes
     ----------
     kind
-        GA and dGA read neighbours' rows; AV and dAV only the interval's own; SC and dSC bring the
-        ghosts' rows of `tensor`; LD loads the interval's own features, or (with a `tensor`) waits for
-        neighbours' rows.
+        GA and dGA read neighbours' rows; AV and dAV only the interval's own; AE and dAE, of what belongs to
+        edges, also rows that a gather of the same epoch has read; SC and dSC bring the ghosts' rows of
+        `tensor`; LD loads the interval's own features, or (with a `tensor`) waits for neighbours' rows.
     layer
         From 1.
     run
@@ -160,6 +160,8 @@ class Stage:
         The stage is left out of an evaluation.
     weightless
         A dense stage without weights: it need not wait for them.
+    weighted
+        A stage of another kind that reads weights.
     on_server
         A dense stage that stays where the graph is, even if others run elsewhere: it reads features, which
         are large and never change.
@@ -178,6 +180,7 @@ class Stage:
     covers_ghosts: bool = False
     trains_only: bool = False
     weightless: bool = False
+    weighted: bool = False
     on_server: bool = False
     ops: Callable[[Pass], list[Op]] | None = None
     reads: tuple[str, ...] = ()

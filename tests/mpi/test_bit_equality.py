@@ -32,6 +32,10 @@ RUNS = {
         {"features": 20},
         {"model": "gin", "layers": 3, "hidden": 12, "intervals": 3, "feature_norm": "standard"},
     ),
+    "gat": (
+        {"features": 20},
+        {"model": "gat", "layers": 3, "hidden": 3, "heads": 4, "attention_dropout": 0.3, "intervals": 3},
+    ),
     "plain descent": ({"features": 9, "classes": 8}, {"hidden": 5, "optimizer": "sgd", "lr": 0.5}),
 }
 

@@ -1,0 +1,338 @@
+"""GAT as a stage program.
+
+Layer l has H heads of D columns. Of the (dropped-out) input D_l each makes products y, from these a score e
+for each in-edge u -> v (v itself among its sources), and from the scores weights that add up to 1 at each
+target::
+
+    y = D_l W        e_uv = LeakyReLU(a_s . y_u + a_t . y_v)
+    alpha_uv = exp(e_uv) / sum over v's sources of exp(e)        z_v = sum of drop(alpha_uv) y_u
+
+A hidden layer's output are all heads beside each other, D_{l+1} = dropout(elu(z + b)); the last layer's, the
+logits, are their mean, plus b. Weights of edges do not count.
+
+Products come before the gather: a gather of the input would have to be done for each head. Scores of edges
+(the paper's *apply edge*) are made inside of the gathers, where they are used, forward and backward: from one
+number a head and vertex, the maximum and the sum of a target's weights. Nothing is stored for an edge. What a
+gather reads of a vertex is packed in one row.
+
+Row tensors of layer l::
+
+    Y{l}     products y, and behind them the scores a_s . y
+    T{l}     scores a_t . y
+    Z{l}     z, and for the backward what `cython_kernels.attention` saves
+    H{l}     D_{l+1}, or the logits
+    Q{l}     of a target: dz and what the backward's scores need
+    dZ{l}, dY{l}, dS{l} (of the scores as a source), dT{l}, dH{l}: gradients
+
+References: Velickovic et al., Graph attention networks, ICLR 2018, equations 1 to 6; Dorylus (OSDI '21),
+section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cython_kernels import (
+    AttentionSaved,
+    attention_targets,
+    bias_elu_dropout,
+    elu_dropout_backward,
+)
+from dorylus_hpc.nn.layers import Layer, assemble, plan_layers
+from dorylus_hpc.nn.operands import AttentionKey
+from dorylus_hpc.nn.params import ParamSpec
+from dorylus_hpc.nn.program import Pass, Program, RowTensor, Stage, Task, gradient_of, load_stages
+from lambda_pkg.attention import (
+    mean_heads,
+    mean_heads_backward,
+    packed_weights,
+    scores_backward,
+    target_scores,
+    transform,
+)
+from lambda_pkg.dense import apply_vertex_backward, bias_gradient
+from lambda_pkg.ops import Op
+
+RECORD = 4  # numbers a head that the backward's scores need of a target
+
+
+def gat_program(
+    *,
+    n_features: int,
+    hidden: Sequence[int],
+    n_classes: int,
+    sparse_features: bool,
+    dropout: float,
+    input_dropout: float,
+    weight_decay: float,
+    decay_scope: str,
+    seed: int,
+    heads: int,
+    output_heads: int = 1,
+    slope: float = 0.2,
+    attention_dropout: float = 0.0,
+) -> Program:
+    """Declare a GAT.
+
+    Parameters
+    ----------
+    n_features, n_classes, sparse_features, dropout, input_dropout, weight_decay, decay_scope, seed
+        As for `gcn_program`.
+    hidden
+        Columns of each head of the hidden layers; empty for a single layer.
+    heads, output_heads
+        Of hidden layers, and of the last one.
+    slope
+        Of LeakyReLU below zero.
+    attention_dropout
+        Probability of dropping a weight of an edge.
+
+    Returns
+    -------
+    Program
+    """
+    planned = plan_layers(
+        [n_features, *(heads * columns for columns in hidden), n_classes],
+        dropout=dropout,
+        input_dropout=input_dropout,
+        weight_decay=weight_decay,
+        decay_scope=decay_scope,
+        seed=seed,
+    )
+    layers = [
+        _Layer(
+            **layer,
+            heads=output_heads if layer["last"] else heads,
+            key=AttentionKey(attention_dropout, seed, layer["index"], slope),
+        )
+        for layer in planned
+    ]
+    return assemble(layers, sparse_features=sparse_features)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Layer(Layer):
+    """A layer of a GAT.
+
+    Attributes
+    ----------
+    heads
+        Of this layer.
+    key
+        Slope, and dropout of weights.
+    """
+
+    heads: int
+    key: AttentionKey
+
+    @property
+    def drops(self) -> bool:
+        return super().drops or self.key.p > 0
+
+    @property
+    def columns(self) -> int:
+        """Columns of a head."""
+        return self.f_out if self.last else self.f_out // self.heads
+
+    @property
+    def width(self) -> int:
+        """Columns of all heads."""
+        return self.heads * self.columns
+
+    def params(self) -> list[ParamSpec]:
+        i, vector = self.index, (self.heads, self.columns)
+        return [
+            ParamSpec(f"W{i}", i, (self.f_in, self.width), self.decay),
+            ParamSpec(f"as{i}", i, vector, self.decay, draw=1),
+            ParamSpec(f"at{i}", i, vector, self.decay, draw=2),
+            ParamSpec(f"b{i}", i, (self.f_out,)),
+        ]
+
+    def tensors(self) -> list[RowTensor]:
+        i, width, heads = self.index, self.width, self.heads
+        backward = {"dH": self.f_out, "dZ": width, "dY": width, "dS": heads, "dT": heads}
+        return [
+            *self.output_tensors(None),
+            RowTensor(f"Y{i}", width + heads, "in"),
+            RowTensor(f"T{i}", heads),
+            RowTensor(f"Z{i}", width),
+            *(RowTensor(name, columns, trains_only=True) for name, columns in self.saved_tensors()),
+            *(RowTensor(f"{name}{i}", columns, trains_only=True) for name, columns in backward.items()),
+            RowTensor(f"Q{i}", width + RECORD * heads, "out", trains_only=True),
+        ]
+
+    def saved_tensors(self) -> list[tuple[str, int]]:
+        """Return names and columns of what the gather leaves to the backward, as `AttentionSaved` has it."""
+        widths = {"max": self.heads, "sum": self.heads, "negative": self.width, "weight": self.heads}
+        return [(f"Z{self.index}.{name}", columns) for name, columns in widths.items()]
+
+    def setup(self) -> tuple[Stage, ...]:
+        return load_stages()
+
+    def forward(self) -> list[Stage]:
+        i = self.index
+        stages = self.drop_stages()
+        if self.first:
+            stages.append(Stage("AV", i, self.transform_features, covers_ghosts=True, on_server=True))
+        else:
+            stages.append(Stage("AV", i, self.transform_input, ops=self.transform_input_ops))
+            stages.append(Stage("SC", i, tensor=f"Y{i}"))
+        return [
+            *stages,
+            Stage("GA", i, self.attend, tensor=f"Y{i}", reads=(f"T{i}",)),
+            Stage("AV", i, self.activate, ops=self.activate_ops),
+            *self.loss_stages(),
+        ]
+
+    def backward(self) -> list[Stage]:
+        i = self.index
+        reads = (f"dZ{i}", f"Z{i}", f"T{i}", *(name for name, _ in self.saved_tensors()))
+        stages = [
+            Stage("dAV", i, self.output_gradient, ops=self.output_gradient_ops),
+            Stage("dAE", i, self.pack_gradient, reads=reads),
+            Stage("dSC", i, tensor=f"Q{i}"),
+            Stage("dGA", i, self.attend_backward, tensor=f"Q{i}", reads=(f"Y{i}",)),
+        ]
+        if self.first:
+            reads = tuple(f"{name}{i}" for name in ("Y", "dY", "dS", "dT"))
+            return [*stages, Stage("dAV", i, self.features_backward, on_server=True, reads=reads)]
+        return [*stages, Stage("dAV", i, self.transform_backward, ops=self.transform_backward_ops)]
+
+    # Forward.
+
+    def transform_features(self, task: Task) -> None:
+        i, (start, stop) = self.index, task.rows
+        w = packed_weights(task.weights[f"W{i}"], task.weights[f"as{i}"])
+        task.part.features.times(task.rows, self.dropped_features(task), w, task.tensors[f"Y{i}"])
+        if stop <= task.part.n_own:  # ghosts are no targets
+            score = task.tensors[f"T{i}"][start:stop]
+            target_scores(task.block(f"Y{i}"), task.weights[f"at{i}"], out=score)
+
+    def transform_input(self, task: Task) -> None:
+        i = self.index
+        transform(
+            task.block(f"H{i - 1}"),
+            *(task.weights[f"{name}{i}"] for name in ("W", "as", "at")),
+            packed=task.block(f"Y{i}"),
+            score_target=task.block(f"T{i}"),
+        )
+
+    def attend(self, task: Task) -> None:
+        i = self.index
+        y, score, z = task.sources[f"Y{i}"], task.tensors[f"T{i}"], task.tensors[f"Z{i}"]
+        saved = self.saved(task) if task.training else None
+        task.part.in_edges.attend(
+            y[:, : self.width], y[:, self.width :], score, z, saved, task.rows, self.key, task.epoch
+        )
+
+    def saved(self, task: Task) -> AttentionSaved:
+        """Return what the gather leaves to the backward."""
+        return AttentionSaved(*(task.tensors[name] for name, _ in self.saved_tensors()))
+
+    def activate(self, task: Task) -> None:
+        i, h, z = self.index, task.block(f"H{self.index}"), task.block(f"Z{self.index}")
+        bias = task.weights[f"b{i}"]
+        if self.last:
+            mean_heads(z, bias, out=h)
+            return
+        key, gids = self.output_key, task.part.gids[slice(*task.rows)]
+        p = key.p if task.training else 0.0
+        bias_elu_dropout(z, bias, gids, p, seed=key.seed, epoch=task.epoch, layer=key.layer, out=h)
+
+    # Backward.
+
+    def output_gradient(self, task: Task) -> None:
+        i, d_h, d_z = self.index, task.block(f"dH{self.index}"), task.block(f"dZ{self.index}")
+        d_b, key = task.gradients[f"b{i}"], self.output_key
+        if self.last:
+            mean_heads_backward(d_h, self.heads, d_z=d_z, d_bias=d_b)
+            return
+        elu_dropout_backward(
+            d_h, task.block(f"H{i}"), task.part.gids[slice(*task.rows)], key.p,
+            seed=key.seed, epoch=task.epoch, layer=key.layer, out=d_z,
+        )  # fmt: skip
+        bias_gradient(d_z, out=d_b)
+
+    def pack_gradient(self, task: Task) -> None:
+        i, q = self.index, task.tensors[f"Q{self.index}"][: task.part.n_own]
+        attention_targets(
+            task.tensors[f"Z{i}"],
+            task.tensors[f"dZ{i}"],
+            task.tensors[f"T{i}"],
+            self.saved(task),
+            task.tensors[f"dT{i}"],
+            record=self.record(q),
+            slope=self.key.slope,
+            rows=task.rows,
+        )
+        task.block(f"Q{i}")[:, : self.width] = task.block(f"dZ{i}")
+
+    def record(self, q: np.ndarray) -> np.ndarray:
+        """Return the records in rows of Q: (n, RECORD, H)."""
+        return q[:, self.width :].reshape(len(q), RECORD, self.heads)
+
+    def attend_backward(self, task: Task) -> None:
+        i, n_own = self.index, task.part.n_own
+        y, q = task.tensors[f"Y{i}"][:n_own], task.sources[f"Q{i}"]
+        task.part.out_edges.attend_backward(
+            y[:, : self.width], y[:, self.width :], self.record(q), q[:, : self.width],
+            task.tensors[f"dY{i}"], task.tensors[f"dS{i}"], task.rows, self.key, task.epoch,
+        )  # fmt: skip
+
+    def products_backward(self, task: Task) -> None:
+        """Make dY whole: the gradient that comes from the scores is added."""
+        i, d_y = self.index, task.block(f"dY{self.index}")
+        scores_backward(
+            task.block(f"Y{i}"),
+            task.weights[f"as{i}"],
+            task.weights[f"at{i}"],
+            d_y,
+            task.block(f"dS{i}"),
+            task.block(f"dT{i}"),
+            out=d_y,
+            d_a_source=task.gradients[f"as{i}"],
+            d_a_target=task.gradients[f"at{i}"],
+        )
+
+    def features_backward(self, task: Task) -> None:
+        i, features = self.index, task.part.features
+        self.products_backward(task)
+        d_y, d_w = task.tensors[f"dY{i}"], task.gradients[f"W{i}"]
+        features.weight_gradient(task.rows, self.dropped_features(task), d_y, d_w)
+
+    def transform_backward(self, task: Task) -> None:
+        i, h, w = self.index, task.block(f"H{self.index - 1}"), task.weights[f"W{self.index}"]
+        self.products_backward(task)
+        d_w, d_h = task.gradients[f"W{i}"], task.block(f"dH{i - 1}")
+        apply_vertex_backward(h, w, task.block(f"dY{i}"), d_w=d_w, d_h=d_h)
+
+    # The same for a worker elsewhere.
+
+    def transform_input_ops(self, _: Pass) -> list[Op]:
+        i = self.index
+        return [("attention_transform", {}, [f"H{i - 1}", f"W{i}", f"as{i}", f"at{i}"], [f"Y{i}", f"T{i}"])]
+
+    def activate_ops(self, way: Pass) -> list[Op]:
+        h, z, bias = f"H{self.index}", f"Z{self.index}", f"b{self.index}"
+        if self.last:
+            return [("mean_heads", {}, [z, bias], [h])]
+        return [("bias_elu_dropout", self.dropout_parameters(way), [z, bias, "gids"], [h])]
+
+    def output_gradient_ops(self, way: Pass) -> list[Op]:
+        i, d_h, d_z, d_b = self.index, f"dH{self.index}", f"dZ{self.index}", gradient_of(f"b{self.index}")
+        if self.last:
+            return [("mean_heads_backward", {"heads": self.heads}, [d_h], [d_z, d_b])]
+        drops = self.dropout_parameters(way)
+        return [
+            ("elu_dropout_backward", drops, [d_h, f"H{i}", "gids"], [d_z]),
+            ("bias_gradient", {}, [d_z], [d_b]),
+        ]
+
+    def transform_backward_ops(self, _: Pass) -> list[Op]:
+        i = self.index
+        reads = [f"{name}{i}" for name in ("W", "as", "at", "Y", "dY", "dS", "dT")]
+        makes = [gradient_of(f"{name}{i}") for name in ("W", "as", "at")]
+        return [("attention_transform_backward", {}, [f"H{i - 1}", *reads], [*makes, f"dH{i - 1}"])]
