@@ -1,1 +1,1 @@
-"""Measurements of kernels, of accuracy on public graphs, of an epoch's time. Run each with ``python -m``."""
+"""Measurements of kernels, accuracy on public graphs, whole epochs, scaling. Run each with ``python -m``."""

@@ -88,12 +88,22 @@ def communities(
     """Planted communities: a share `mixing` of the entries lead anywhere; ids shuffled, so no locality."""
     rng = np.random.default_rng(seed)
     n, m = scaled(vertices, scale), scaled(entries, scale)
+    rows, columns, _ = planted_pairs(n, m, mixing, rng)
+    return from_pairs(name, n, rows, columns)
+
+
+def planted_pairs(
+    n: int, m: int, mixing: float, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Both ends of the m entries of planted communities, and the community of each of the n vertices."""
     size = min(COMMUNITY, n)
     rows = rng.integers(n, size=m)
     inside = np.minimum(rows // size * size + rng.integers(size, size=m), n - 1)
     columns = np.where(rng.random(m) < mixing, rng.integers(n, size=m), inside)
     ids = rng.permutation(n)
-    return from_pairs(name, n, ids[rows], ids[columns])
+    home = np.empty(n, np.int64)
+    home[ids] = np.arange(n) // size
+    return ids[rows], ids[columns], home
 
 
 def scaled(count: int, scale: float) -> int:

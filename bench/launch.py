@@ -8,13 +8,40 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from argparse import ArgumentTypeError
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.machine import ROOT
+from bench.machine import ROOT, SLOWING
+
+
+@dataclass(frozen=True, order=True, repr=False)
+class Layout:
+    """Ranks that are graph servers, and the threads of each."""
+
+    ranks: int
+    threads: int
+
+    @classmethod
+    def parse(cls, text: str) -> Layout:
+        """Read RANKSxTHREADS, such as 2x1.
+
+        Raises
+        ------
+        ArgumentTypeError
+            It is something else.
+        """
+        if not (found := re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)):
+            raise ArgumentTypeError(f"{text!r} is not RANKSxTHREADS, such as 2x1")
+        return cls(int(found[1]), int(found[2]))
+
+    def __repr__(self) -> str:
+        return f"{self.ranks}x{self.threads}"
 
 
 def train(ranks: int, run_dir: Path, options: Mapping[str, Any], extra: Sequence[str] = ()) -> dict[str, Any]:
@@ -34,3 +61,14 @@ def train(ranks: int, run_dir: Path, options: Mapping[str, Any], extra: Sequence
             f"status {result.returncode} of: {' '.join(command)}\n{result.stdout}{result.stderr}"
         )
     return json.loads((run_dir / "summary.json").read_text())
+
+
+def epochs_of(run_dir: Path) -> list[dict[str, Any]]:
+    """What a run has written of each epoch, in order."""
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+    return sorted((json.loads(line) for line in lines), key=lambda line: line["epoch"])
+
+
+def drop_slowing() -> list[str]:
+    """Unset what would slow NumPy's products in the runs to come; say what."""
+    return [f"{name} is not passed on" for name in SLOWING if os.environ.pop(name, None) is not None]

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 import cython_kernels
-from bench import accuracy, epoch_time, kernels, overlap, pipelining, staleness
+from bench import accuracy, epoch, kernels, overlap, pipelining, scaling, staleness
 from dorylus_hpc import deploy, predict, prepare
 from dorylus_hpc.config import UNAVAILABLE_OPTIONS, TrainConfig, parse_train
 from dorylus_hpc.report.cost import load_prices
@@ -37,10 +37,11 @@ PARSERS = {
     "serverless.archive": archive.build_parser().parse_args,
     "serverless.local": local.parse,
     "bench.accuracy": accuracy.parser().parse_args,
-    "bench.epoch_time": epoch_time.parser().parse_args,
+    "bench.epoch": epoch.parser().parse_args,
     "bench.kernels": kernels.parse,
     "bench.overlap": overlap.parse,
     "bench.pipelining": pipelining.parse,
+    "bench.scaling": scaling.parser().parse_args,
     "bench.staleness": staleness.parser().parse_args,
 }
 SHORTEST = {
