@@ -159,14 +159,18 @@ def test_differ():
 def runs(monkeypatch):
     """Replace runs; `losses` says what each system gives, or its failure."""
     losses: dict = {}
-    calls = []
+    calls: list = []
+    known = argparse.Namespace(losses=losses, calls=calls, cases=[], fast="passive")
 
     def run(case, system, how, folder, seed=0):
         calls.append((system.name, how, seed))
+        known.cases.append(case)
+        slow = 10 if system.library != OURS and system.wait != known.fast else 1
         found = losses.get(system.name, [1.0, 0.5])
         if isinstance(found, str):
             raise epoch.Failure(found)
-        return made(system, [3.0, 2.0] * how.epochs, loss=found, accuracies=[0.5, 0.9] * how.epochs)
+        seconds = [3.0 * slow, *[2.0 * slow] * (how.epochs - 1)]
+        return made(system, seconds, loss=found, accuracies=[0.5, *[0.9] * (how.epochs - 1)])
 
     monkeypatch.setattr(epoch, "run", run)
     monkeypatch.setattr(epoch, "start_weights", lambda case: None)
@@ -174,21 +178,32 @@ def runs(monkeypatch):
         epoch, "prepare", lambda *_: dict.fromkeys(("vertices", "arcs", "features", "classes"), 1)
     )
     monkeypatch.setattr(epoch, "find_peers", lambda *_: ([DGL], [{"executable": "python", "dgl": "1"}]))
-    return argparse.Namespace(losses=losses, calls=calls)
+    return known
 
 
 def test_check(runs):
     runs.losses["dgl"] = [1.00005, 0.5]
-    failed: dict = {}
-    found = epoch.check(CASE, [ONE, DGL], failed)
+    found, ready, failed = epoch.check(CASE, [ONE, DGL])
     assert found["differences"] == {"ours 1x2": 0, "dgl": pytest.approx(5e-5)} and failed == {}
     assert {how for _, how, _ in runs.calls} == {How(epoch.CHECKED)}
+    assert {case.lr for case in runs.cases} == {epoch.CHECK_LR}
     runs.losses["dgl"] = [1.0, 0.5 * 1.0002]
     with pytest.raises(WrongLoss, match=r"gcn-16 on 58k: the losses of dgl .* 0.0002 apart"):
-        epoch.check(CASE, [ONE, DGL], failed)
+        epoch.check(CASE, [ONE, DGL])
     runs.losses["dgl"] = "signal 9: nothing said"
-    assert set(epoch.check(CASE, [ONE, DGL], failed)["differences"]) == {"ours 1x2"}
+    found, ready, failed = epoch.check(CASE, [ONE, DGL])
+    assert set(found["differences"]) == {"ours 1x2"} and ready == [ONE]
     assert failed == {"dgl": "signal 9: nothing said"}
+
+
+@pytest.mark.parametrize("fast", epoch.WAITS)
+def test_the_faster_wait_policy_is_kept(runs, fast):
+    runs.fast = fast
+    found, ready, _ = epoch.check(CASE, [ONE, DGL])
+    assert ready == [ONE, replace(DGL, wait=fast)]
+    slow = 20.0
+    times = {"not set": slow, "passive": slow} | {fast or "not set": 2.0}
+    assert found["seconds_by_wait_policy"]["dgl"] == times
 
 
 def start(tmp_path, *more):
@@ -205,7 +220,7 @@ def test_systems_take_turns(runs, tmp_path, capsys):
     )
     assert status == 0
     assert [(name, how.dropout, seed) for name, how, seed in runs.calls] == [
-        ("ours 1x2", 0, 0), ("dgl", 0, 0),
+        ("ours 1x2", 0, 0), ("dgl", 0, 0), ("dgl", 0, 0),
         ("ours 1x2", 0.5, 0), ("dgl", 0.5, 0), ("ours 1x2", 0.5, 1), ("dgl", 0.5, 1),
     ]  # fmt: skip
     assert [row["system"] for row in written["rows"]] == ["ours 1x2", "dgl"]
