@@ -10,7 +10,8 @@ same number of cores, and train on the whole graph with Adam; nothing is evaluat
 **First a check.** Without dropout and from the same start weights, which a run of this project leaves, the
 losses of the first epochs must be the same in all systems (relative difference at most 1e-4). If they are
 not, the bench says so and ends with status 1: times of different computations tell nothing. A library runs
-with OMP_WAIT_POLICY unset and passive here, and from then on with what was faster.
+with OMP_WAIT_POLICY unset and passive here, and from then on with what was faster (on a busy machine chance
+decides: ``--peer-waits passive``).
 
 **Then the times.** Each measurement is a process (a job of ranks) of its own; one is alive at a time, and
 the systems take turns: A B C A B C ... Of a run the median of the epochs after the warm-up counts, of the
@@ -69,7 +70,7 @@ from dorylus_hpc.graph.preparation import prepare_folder
 PEER = Path(__file__).with_name("peer_epoch.py")
 OURS = "ours"
 ANEW, ONCE = "A X anew", "A X once"
-WAITS = ("", "passive")
+WAITS = {"unset": "", "passive": "passive"}
 CHECKED, TOLERANCE = 5, 1e-4  # epochs, relative
 # Adam makes a whole step of a gradient that is nothing but rounding; small steps keep that out of the losses.
 CHECK_LR = 0.001
@@ -380,10 +381,12 @@ def differ(first: Sequence[float], second: Sequence[float]) -> float:
     return max(abs(a - b) / abs(a) for a, b in zip(first, second, strict=True))
 
 
-def check(case: Case, systems: Sequence[System]) -> tuple[dict[str, Any], list[System], dict[str, str]]:
+def check(
+    case: Case, systems: Sequence[System], waits: Sequence[str] = tuple(WAITS)
+) -> tuple[dict[str, Any], list[System], dict[str, str]]:
     """Hold the losses of all systems to those of the first.
 
-    Libraries are tried with each of `WAITS`.
+    Libraries are tried with each of some `WAITS`.
 
     Returns
     -------
@@ -405,10 +408,10 @@ def check(case: Case, systems: Sequence[System]) -> tuple[dict[str, Any], list[S
     apart: dict[str, float] = {}
     ready, failed, seconds = [], {}, {}
     for at, system in enumerate(systems):
-        waits = [system] if system.library == OURS else [replace(system, wait=wait) for wait in WAITS]
+        tried = [system] if system.library == OURS else [replace(system, wait=WAITS[name]) for name in waits]
         found = {}
         try:
-            for one in waits:
+            for one in tried:
                 found[one] = run(case, one, How(CHECKED), case.work / f"check-{case.model}-{at}{one.wait}")
         except Failure as failure:
             failed[system.name] = str(failure)
@@ -422,7 +425,7 @@ def check(case: Case, systems: Sequence[System]) -> tuple[dict[str, Any], list[S
                     f"{systems[0].name} {wanted}: {apart[system.name]:.2g} apart, allowed is {TOLERANCE:g}"
                 )
         ready.append(min(found, key=lambda one: found[one].median(1)))
-        seconds[system.name] = {one.wait or "not set": found[one].median(1) for one in found}
+        seconds[system.name] = {one.wait or "unset": found[one].median(1) for one in found}
     return (
         {
             "graph": case.graph,
@@ -605,6 +608,7 @@ def parser() -> argparse.ArgumentParser:
     add("--peer-python", nargs="+", action="extend", metavar="PATH",
         help="Pythons to ask for the libraries; default: this one")  # fmt: skip
     add("--peers", nargs="*", choices=LIBRARIES, default=list(LIBRARIES), help="libraries")
+    add("--peer-waits", nargs="+", choices=WAITS, default=list(WAITS), help="OMP_WAIT_POLICY to choose from")
     add("--usual", action="store_true", help="each system only as it comes, see above")
     add("--repetitions", type=int, default=5, help="runs of each system, in turns")
     add("--epochs", type=int, default=10, help="epochs of a run that count")
@@ -720,7 +724,7 @@ def measure_all(options: argparse.Namespace, work: Path, results: dict[str, Any]
             cases = {dropouts: Case(name, model, dropouts, folder, options.lr) for dropouts in DROPOUTS}
             # Without dropout of features there are the most systems: all of them are checked.
             systems, _ = systems_of(cases["hidden"], options.ours, peers, options.usual)
-            found, ready, failed = check(cases["hidden"], systems)
+            found, ready, failed = check(cases["hidden"], systems, options.peer_waits)
             results["checks"].append(found)
             for dropouts in options.dropouts:
                 measure_case(cases[dropouts], peers, options, results, ready, failed)

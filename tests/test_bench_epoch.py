@@ -196,14 +196,17 @@ def test_check(runs):
     assert failed == {"dgl": "signal 9: nothing said"}
 
 
-@pytest.mark.parametrize("fast", epoch.WAITS)
+@pytest.mark.parametrize("fast", epoch.WAITS.values())
 def test_the_faster_wait_policy_is_kept(runs, fast):
     runs.fast = fast
     found, ready, _ = epoch.check(CASE, [ONE, DGL])
     assert ready == [ONE, replace(DGL, wait=fast)]
     slow = 20.0
-    times = {"not set": slow, "passive": slow} | {fast or "not set": 2.0}
+    times = {"unset": slow, "passive": slow} | {fast or "unset": 2.0}
     assert found["seconds_by_wait_policy"]["dgl"] == times
+    found, ready, _ = epoch.check(CASE, [ONE, DGL], ["passive"])
+    assert ready == [ONE, replace(DGL, wait="passive")]
+    assert list(found["seconds_by_wait_policy"]["dgl"]) == ["passive"]
 
 
 def start(tmp_path, *more):
