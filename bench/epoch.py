@@ -22,8 +22,9 @@ aggregates them once, with ``--constant-aggregate off`` ("A X anew"), and a libr
 aggregate, as a user could do by hand ("A X once"). ``--usual`` leaves these out.
 
 With ``--target-accuracy`` runs follow in which every epoch is evaluated, until the accuracy on the
-validation set is reached. The uniform graphs have little to learn: take ``--graphs communities``, or
-``--file`` for one of your own.
+validation set is reached. This project evaluates the weights of the epoch before while an epoch goes on, and
+so stops one later than a library with the same curve. The uniform graphs have little to learn: take
+``--graphs communities``, or ``--file`` for one of your own.
 
 How to read the table: ``x`` is how many times as long as the first of our systems, over medians, and in
 brackets the least and the greatest of the ratios between runs that followed each other.
@@ -61,7 +62,7 @@ from bench.machine import (
 from bench.peer_epoch import LIBRARIES
 from bench.table import unplottable
 from bench.tasks import PRESETS, from_file, generate, write_arrays
-from dorylus_hpc.config import UNAVAILABLE_OPTIONS, UNAVAILABLE_VALUES, TrainConfig
+from dorylus_hpc.config import TrainConfig
 from dorylus_hpc.engine.checkpoint import CHECKPOINT, load_model
 from dorylus_hpc.errors import InputError
 from dorylus_hpc.graph.data import GraphData
@@ -214,12 +215,9 @@ class Failure(Exception):
 
 def offers(option: str, value: str | None = None) -> bool:
     """Tell if this version's ``train`` has an option, and a value of it."""
+    known = {field.name: field.metadata["choices"] for field in fields(TrainConfig)}
     name = option.replace("-", "_")
-    found = next((known for known in fields(TrainConfig) if known.name == name), None)
-    if found is None or name in UNAVAILABLE_OPTIONS or value in UNAVAILABLE_VALUES.get(name, ()):
-        return False
-    choices = found.metadata["choices"]
-    return value is None or choices is None or value in choices
+    return name in known and (value is None or known[name] is None or value in known[name])
 
 
 def run_ours(case: Case, system: System, how: How, folder: Path) -> Run:
