@@ -26,7 +26,7 @@ from dorylus_hpc.graph.preparation import load_graph, prepare_folder
 
 @dataclass(frozen=True)
 class Case:
-    """Options of the training, and the range of mean test accuracy (%) that a right model reaches with them."""
+    """Options of the training, and the mean test accuracy (%) that a right model reaches with them."""
 
     options: dict[str, Any]
     wanted: tuple[float, float]
