@@ -90,6 +90,14 @@ class TrainConfig:
     source_degree: str = _option(
         "in", "degree that normalises the source end of a directed edge", choices=("in", "out")
     )
+    layer_order: str = _option(
+        "auto",
+        "gather before the product of a layer or after it; auto: whichever gathers and sends fewer columns",
+        choices=("auto", "aggregate-first", "transform-first"),
+    )
+    constant_aggregate: str = _option(
+        "on", "what a first layer gathers is computed once, if nothing changes it", choices=_SWITCH
+    )
     dtype: str = _option("float32", "arithmetic", choices=("float32", "float64"))
     epochs: int = _option(200, "epochs", check=_POSITIVE_COUNT)
     seed: int = _option(

@@ -146,7 +146,14 @@ def forward(comm, graph_servers, folder, tensors, **options):
 
 DEFAULTS = {name: getattr(make_config({}), name) for name in OracleSettings.__dataclass_fields__}
 ORACLES = {"gcn": GcnOracle, "sage": sage_oracle, "gin": GinOracle, "gat": gat_oracle}
-NOT_THE_ORACLES = ("intervals", "threads", "servers", "mode")  # options that may change no result
+NOT_THE_ORACLES = (
+    "intervals",
+    "threads",
+    "servers",
+    "mode",
+    "layer_order",
+    "constant_aggregate",
+)  # options that may change no result
 
 
 def adjacency_of(graph, *, duplicates="merge", undirected=False):

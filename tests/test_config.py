@@ -33,8 +33,8 @@ CONTRACT = """data model layers model-file hidden heads dropout input-dropout lr
     eval-every backend function region memory-mb max-workers place tls budget-usd halo-dtype checkpoint-every
     resume
     on-loss run-dir config""".split()
-ADDED = """source-degree aggregator l2-normalise epsilon output-heads negative-slope attention-dropout
-    switch-margin dense-delay straggler trace-events
+ADDED = """source-degree layer-order constant-aggregate aggregator l2-normalise epsilon output-heads
+    negative-slope attention-dropout switch-margin dense-delay straggler trace-events
     endpoint-url function-timeout workers tensor-host tensor-port task-fusion rematerialisation stream-rows
     instance-type prices local-latency local-bandwidth local-faults""".split()
 CONTRACT_VALUES = {
@@ -104,6 +104,8 @@ def test_every_option_from_every_place(toml):
         "weight_decay": 0.0,
         "decay_scope": "all",
         "feature_norm": "row",
+        "layer_order": "transform-first",
+        "constant_aggregate": "off",
         "dtype": "float64",
         "epochs": 1,
         "seed": 2**63 - 1,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from dorylus_hpc.nn.gat import gat_program
 from dorylus_hpc.nn.gcn import gcn_program
 from dorylus_hpc.nn.gin import gin_program
+from dorylus_hpc.nn.layers import Choices
 from dorylus_hpc.nn.program import Program, Stage, fuse
 from dorylus_hpc.nn.sage import sage_program
 
@@ -137,6 +139,25 @@ def test_gin_gathers_before_its_first_product_or_after_it(learns: bool) -> None:
     assert {name: t.width for name, t in model.tensors.items() if t.ghosts} == {"Y2": 16, "dR2": 16}
     assert {spec.name for spec in model.params if spec.decay} == {"U1", "W1", "U2", "W2"}
     assert ("e1" in {spec.name for spec in model.params}) == learns
+
+
+@pytest.mark.parametrize("declare", [gcn_program, sage_program, partial(gin_program, inner=16)])
+def test_an_order_that_was_chosen_is_that_of_all_layers_that_have_the_choice(declare: Any) -> None:
+    for order in ("aggregate-first", "transform-first"):
+        chosen = {"choices": Choices(order=order)}
+        assert other(declare, hidden=[8, 32], **chosen).orders == (order,) * 3
+        sparse = other(declare, sparse_features=True, **chosen)
+        assert sparse.orders == ("transform-first", order)
+
+
+def test_an_aggregate_of_features_may_be_computed_in_every_epoch() -> None:
+    model = program(choices=Choices("aggregate-first", constant_aggregate=False))
+    assert words(model.setup_groups()) == ["LD1", "SC1", "LD1"]
+    assert words(model.training_groups())[0].startswith("GA1 AV1")
+    assert not any(tensor.constant for tensor in model.tensors.values())
+    narrower = program(n_features=10, hidden=[16], choices=Choices(constant_aggregate=False))
+    wider = program(n_features=100, hidden=[16], choices=Choices(constant_aggregate=False))
+    assert (narrower.orders[0], wider.orders[0]) == ("aggregate-first", "transform-first")
 
 
 def test_gat_packs_scores_beside_what_they_weigh() -> None:

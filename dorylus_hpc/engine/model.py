@@ -13,6 +13,7 @@ from dorylus_hpc.graph.manifest import Manifest
 from dorylus_hpc.nn.gat import gat_program
 from dorylus_hpc.nn.gcn import gcn_program
 from dorylus_hpc.nn.gin import gin_program
+from dorylus_hpc.nn.layers import Choices
 from dorylus_hpc.nn.optim import Optimizer, make_optimizer
 from dorylus_hpc.nn.program import Program
 from dorylus_hpc.nn.sage import sage_program
@@ -31,6 +32,8 @@ def build_program(config: TrainConfig, *, n_features: int, n_classes: int, spars
         "decay_scope": config.decay_scope,
         "seed": config.seed,
     }
+    if config.model != "gat":
+        common["choices"] = Choices(config.layer_order, config.constant_aggregate == "on")
     if config.model == "sage":
         normalises = config.l2_normalise == "on"
         return sage_program(

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from dorylus_hpc.nn.layers import OrderedLayer, assemble, choose_orders, plan_layers
+from dorylus_hpc.nn.layers import Choices, OrderedLayer, assemble, choose_orders, plan_layers
 from dorylus_hpc.nn.params import ParamSpec
 from dorylus_hpc.nn.program import Pass, Program, RowTensor, Stage, Task, gradient_of
 from lambda_pkg.dense import apply_vertex, apply_vertex_backward
@@ -42,6 +42,7 @@ def gcn_program(
     decay_scope: str,
     seed: int,
     l2_normalise: bool = False,
+    choices: Choices | None = None,
 ) -> Program:
     """Declare a GCN.
 
@@ -65,6 +66,8 @@ def gcn_program(
         Keys dropout.
     l2_normalise
         Rows of hidden layers have Euclidean norm 1.
+    choices
+        What of the plan was chosen beforehand.
 
     Returns
     -------
@@ -81,7 +84,7 @@ def gcn_program(
         l2_normalise=l2_normalise,
     )
     orders = choose_orders(
-        list(pairwise(widths)), sparse_features=sparse_features, input_dropout=input_dropout
+        list(pairwise(widths)), sparse_features=sparse_features, input_dropout=input_dropout, choices=choices
     )
     layers = [_Layer(**layer, **order) for layer, order in zip(planned, orders, strict=True)]
     return assemble(layers, sparse_features=sparse_features)

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cython_kernels import bias_relu_dropout, relu_dropout_backward
-from dorylus_hpc.nn.layers import NO_DROPOUT, OrderedLayer, assemble, choose_orders, plan_layers
+from dorylus_hpc.nn.layers import NO_DROPOUT, Choices, OrderedLayer, assemble, choose_orders, plan_layers
 from dorylus_hpc.nn.params import ParamSpec
 from dorylus_hpc.nn.program import Pass, Program, RowTensor, Stage, Task, gradient_of
 from lambda_pkg.dense import add_self, apply_vertex, apply_vertex_backward, bias_gradient, self_gradient
@@ -46,6 +46,7 @@ def gin_program(
     seed: int,
     inner: int,
     learns_epsilon: bool = True,
+    choices: Choices | None = None,
 ) -> Program:
     """Declare a GIN.
 
@@ -57,6 +58,8 @@ def gin_program(
         Columns inside of each perceptron.
     learns_epsilon
         False: epsilon stays 0, and the edges' aggregate has the vertex itself in it.
+    choices
+        What of the plan was chosen beforehand.
 
     Returns
     -------
@@ -75,6 +78,7 @@ def gin_program(
         [(width, inner) for width in widths[:-1]],
         sparse_features=sparse_features,
         input_dropout=input_dropout,
+        choices=choices,
     )
     layers = [
         _Layer(**layer, **order, inner=inner, learns=learns_epsilon)

@@ -44,7 +44,25 @@ NO_DROPOUT = {"p": 0.0, "seed": 0, "epoch": 0, "layer": 0}  # of an op that woul
 FEATURES = "features"  # the features with dropout; absent from a task where they are used as they are
 
 
-def gathers_input(index: int, f_in: int, f_out: int, *, sparse: bool, drops: bool) -> bool:
+@dataclass(frozen=True)
+class Choices:
+    """What of the plan of a program is chosen; none of it changes results beyond rounding.
+
+    Attributes
+    ----------
+    order
+        ``auto``, or the order of all layers that have the choice: ``aggregate-first``, ``transform-first``.
+    constant_aggregate
+        An aggregate of features that never changes is computed once; False: in every epoch.
+    """
+
+    order: str = "auto"
+    constant_aggregate: bool = True
+
+
+def gathers_input(
+    index: int, f_in: int, f_out: int, *, sparse: bool, drops: bool, choices: Choices | None = None
+) -> bool:
     """Choose the order of a layer that can aggregate before its product or after it.
 
     Parameters
@@ -55,17 +73,22 @@ def gathers_input(index: int, f_in: int, f_out: int, *, sparse: bool, drops: boo
         Columns before and after the product.
     sparse, drops
         The features of layer 1 are CSR; are dropped from.
+    choices
+        What was chosen beforehand. A gather of CSR features is no choice: it would fill in.
 
     Returns
     -------
     bool
         True if aggregating first gathers and sends fewer columns, in forward and backward together.
     """
+    choices = choices or Choices()
+    if index == 1 and sparse:
+        return False  # P X of sparse X fills in
+    if choices.order != "auto":
+        return choices.order == "aggregate-first"
     if index > 1:
         return f_in < f_out  # 2 f_in gathered and sent against 2 f_out
-    if sparse:
-        return False  # P X of sparse X fills in
-    if not drops:
+    if not drops and choices.constant_aggregate:
         return True  # P X is computed once: nothing is gathered or sent in an epoch
     return f_in <= 3 * f_out  # forward gather alone, against two gathers and the backward's send
 
@@ -286,10 +309,13 @@ class OrderedLayer(Layer):
         Which of the two.
     sends_output
         The next layer gathers H as it is.
+    computes_once
+        An aggregate that never changes is computed in the set-up.
     """
 
     aggregate_first: bool
     sends_output: bool
+    computes_once: bool = True
 
     @property
     def order(self) -> str:
@@ -299,7 +325,7 @@ class OrderedLayer(Layer):
     @property
     def constant(self) -> bool:
         """The aggregate of this layer's input never changes."""
-        return self.first and self.aggregate_first and not self.input_key.p
+        return self.first and self.aggregate_first and not self.input_key.p and self.computes_once
 
     def aggregate_tensors(self, width: int) -> list[RowTensor]:
         """Return the tensors around the gathers; `width` is that of the product."""
@@ -378,7 +404,11 @@ def plan_layers(
 
 
 def choose_orders(
-    products: Sequence[tuple[int, int]], *, sparse_features: bool, input_dropout: float
+    products: Sequence[tuple[int, int]],
+    *,
+    sparse_features: bool,
+    input_dropout: float,
+    choices: Choices | None = None,
 ) -> list[dict[str, Any]]:
     """Return what an `OrderedLayer` wants to know of its order, and the next one's.
 
@@ -388,13 +418,16 @@ def choose_orders(
         Columns before and after the product of each layer that may come before or after its gather.
     sparse_features, input_dropout
         Of layer 1.
+    choices
+        What was chosen beforehand.
     """
+    once = choices is None or choices.constant_aggregate
     first = [
-        gathers_input(index, f_in, f_out, sparse=sparse_features, drops=input_dropout > 0)
+        gathers_input(index, f_in, f_out, sparse=sparse_features, drops=input_dropout > 0, choices=choices)
         for index, (f_in, f_out) in enumerate(products, start=1)
     ]
     return [
-        {"aggregate_first": mine, "sends_output": following}
+        {"aggregate_first": mine, "sends_output": following, "computes_once": once}
         for mine, following in zip(first, [*first[1:], False], strict=True)
     ]
 

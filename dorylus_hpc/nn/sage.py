@@ -33,7 +33,15 @@ import numpy as np
 
 from cython_kernels import bias_relu_dropout, pack_max, relu_dropout_backward
 from dorylus_hpc.nn.gcn import gcn_program
-from dorylus_hpc.nn.layers import NO_DROPOUT, Layer, OrderedLayer, assemble, choose_orders, plan_layers
+from dorylus_hpc.nn.layers import (
+    NO_DROPOUT,
+    Choices,
+    Layer,
+    OrderedLayer,
+    assemble,
+    choose_orders,
+    plan_layers,
+)
 from dorylus_hpc.nn.params import ParamSpec
 from dorylus_hpc.nn.program import Pass, Program, RowTensor, Stage, Task, gradient_of, load_stages
 from lambda_pkg.dense import apply_vertex, apply_vertex_backward, bias_gradient
@@ -54,6 +62,7 @@ def sage_program(
     aggregator: str = "mean",
     pool: int = 0,
     l2_normalise: bool = False,
+    choices: Choices | None = None,
 ) -> Program:
     """Declare a GraphSAGE.
 
@@ -67,6 +76,8 @@ def sage_program(
         Columns of P, for ``max``.
     l2_normalise
         Rows of hidden layers have Euclidean norm 1.
+    choices
+        What of the plan was chosen beforehand.
 
     Returns
     -------
@@ -84,6 +95,7 @@ def sage_program(
             decay_scope=decay_scope,
             seed=seed,
             l2_normalise=l2_normalise,
+            choices=choices,
         )
     widths = [n_features, *hidden, n_classes]
     planned = plan_layers(
@@ -98,7 +110,7 @@ def sage_program(
     if aggregator == "max":
         return assemble([_MaxLayer(**layer, pool=pool) for layer in planned], sparse_features=sparse_features)
     orders = choose_orders(
-        list(pairwise(widths)), sparse_features=sparse_features, input_dropout=input_dropout
+        list(pairwise(widths)), sparse_features=sparse_features, input_dropout=input_dropout, choices=choices
     )
     layers = [_MeanLayer(**layer, **order) for layer, order in zip(planned, orders, strict=True)]
     return assemble(layers, sparse_features=sparse_features)

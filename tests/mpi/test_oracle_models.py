@@ -84,6 +84,28 @@ CASES = {
         {"layers": 3, "hidden": 8, "intervals": 2, "dropout": 0.2},
     ),
     "isolated vertices": (graphs.isolated, 6, {"hidden": 5, "intervals": 3, **BOTH_DROPOUTS}),
+    "aggregate first, in every epoch": (
+        directed,
+        4,
+        {
+            "layers": 3,
+            "hidden": 5,
+            "intervals": 3,
+            "layer_order": "aggregate-first",
+            "constant_aggregate": "off",
+        },
+    ),
+    "transform first, always": (
+        directed,
+        4,
+        {
+            "layers": 3,
+            "hidden": 8,
+            "intervals": 3,
+            "layer_order": "transform-first",
+            "constant_aggregate": "off",
+        },
+    ),
     "a star of sources": (graphs.directed_star, 4, {"hidden": 5, "intervals": 2}),
 }
 
