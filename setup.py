@@ -22,6 +22,7 @@ PACKAGE = "cython_kernels"
 MODULES = (
     "_aggregate",
     "_attention",
+    "_attention_v2",
     "_locality",
     "_ordering",
     "_rows",

@@ -1,5 +1,7 @@
 """What is measured of graph attention: forward, forward with backward, and the memory that both take.
 
+That with scores of both ends (GATv2) has no peer here.
+
 python -m bench.attention FILE CANDIDATE THREADS    (what bench.kernels starts, for the memory of one)
 """
 
@@ -148,10 +150,114 @@ def attention_training(inputs: Inputs) -> Case:
     return _case(inputs, "attention_training", candidates, np.empty(0), products=3)
 
 
+class AttentionV2:
+    """Inputs of one graph, and what should come out of them."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        self.inputs = inputs
+        n = inputs.graph.n
+        self.left, self.right = inputs.positive(n, WIDTH), -inputs.positive(n, WIDTH)  # sums of either sign
+        self.d_out, self.a = inputs.positive(n, WIDTH), inputs.positive(HEADS, EACH) - 1
+
+    def forward(self, threads: int, out: np.ndarray | None = None, saved: Any = None) -> np.ndarray:
+        how = {"slope": SLOPE, "saved": saved, "num_threads": threads, "validate": False}
+        return ck.attention_v2(*self.inputs.pattern, self.left, self.right, self.a, out, **how)
+
+    def both(self, threads: int) -> Results:
+        """Forward and backward, with new arrays for all that is made."""
+        how = {"slope": SLOPE, "num_threads": threads, "validate": False}
+        saved = ck.attention_v2_saved(self.inputs.graph.n, HEADS, np.float32)
+        inputs = self.left, self.right, self.a
+        out = self.forward(threads, saved=saved)
+        d_right, d_a, record = ck.attention_v2_targets(
+            *self.inputs.pattern, *inputs, out, self.d_out, saved, **how
+        )
+        d_left = ck.attention_v2_adjoint(
+            *self.inputs.graph.transposed[:2], *inputs, record, self.d_out, **how
+        )
+        return d_left, d_right, d_a
+
+    def wanted(self, *, backward: bool) -> Iterator[tuple[slice, int, list[np.ndarray], list[np.ndarray]]]:
+        """For some heads: columns, head, the wanted arrays in float64, and how large their terms are."""
+        graph = self.inputs.graph
+        row, column = np.repeat(np.arange(graph.n), graph.degrees), graph.indices
+        pieces = [slice(first, first + PIECE) for first in range(0, graph.nnz, PIECE)]
+        for head in range(HEADS) if graph.nnz < PIECE else CHECKED:
+            columns = slice(head * EACH, (head + 1) * EACH)
+            left, right, d_out = (array[:, columns] for array in (self.left, self.right, self.d_out))
+            a, alpha, d_alpha = self.a[head].astype(np.float64), np.empty(graph.nnz), np.empty(graph.nnz)
+            for piece in pieces:  # added in float32, as everybody does: the sign decides on the gradient
+                raw = (left[column[piece]] + right[row[piece]]).astype(np.float64)
+                alpha[piece] = np.exp(np.where(raw > 0, raw, SLOPE * raw) @ a)  # no score is above 8
+                d_alpha[piece] = np.einsum(
+                    "ec,ec->e", d_out[row[piece]], left[column[piece]], dtype=np.float64
+                )
+            alpha /= np.bincount(row, alpha, graph.n)[row]
+            matrix = sp.csr_array((alpha, column, graph.indptr), shape=(graph.n, graph.n))
+            out = matrix @ left.astype(np.float64)
+            if not backward:
+                yield columns, head, [out], [out]
+                continue
+            d_left = matrix.T @ d_out.astype(np.float64)
+            wanted = [d_left, np.zeros(out.shape), np.zeros(EACH)]
+            sizes = [d_left.copy(), np.zeros(out.shape), np.zeros(EACH)]
+            t = np.einsum("nc,nc->n", d_out, out)[row]
+            for sign, sums in ((-1, wanted), (1, sizes)):
+                factor = a if sign < 0 else np.abs(a)
+                for piece in pieces:
+                    raw = (left[column[piece]] + right[row[piece]]).astype(np.float64)
+                    change = (alpha[piece] * (d_alpha[piece] + sign * t[piece]))[:, None]
+                    change = change * np.where(raw > 0, 1.0, SLOPE)
+                    sums[2] += (change * (raw if sign < 0 else np.abs(raw))).sum(axis=0)
+                    for c in range(EACH):
+                        for total, at in ((sums[0], column), (sums[1], row)):
+                            total[:, c] += np.bincount(at[piece], factor[c] * change[:, c], graph.n)
+            yield columns, head, wanted, sizes
+
+    def check(self, *, backward: bool) -> Callable[[Any], None]:
+        graph = self.inputs.graph
+        degrees = np.maximum(graph.degrees, np.bincount(graph.indices, minlength=graph.n))
+        tolerance = SUMS * rounding(degrees, np.float32)
+        known: list[Any] = []
+
+        def check(result: Any) -> None:
+            if not known:
+                known.extend(self.wanted(backward=backward))
+            got = result if backward else (result,)
+            for columns, head, wanted, sizes in known:
+                parts = [array[:, columns] for array in got[:2]] + [array[head] for array in got[2:]]
+                for part, right, size in zip(parts, wanted, sizes, strict=True):
+                    allowed = tolerance if part.ndim > 1 else np.full(EACH, tolerance.max())
+                    close(part, right, allowed, f"of head {head}, value", size=size)
+
+        return check
+
+
+def attention_v2(inputs: Inputs) -> Case:
+    """The forward pass of a training step of GATv2."""
+    case = AttentionV2(inputs)
+    out = inputs.out if inputs.width == WIDTH else np.empty_like(case.left)
+    candidates = []
+    if hasattr(ck, "attention_v2"):
+        saved = ck.attention_v2_saved(inputs.graph.n, HEADS, np.float32)
+        run = lambda threads: case.forward(threads, out, saved)  # noqa: E731
+        candidates = [Candidate(MAIN, run, case.check(backward=False))]
+    return _case(inputs, "attention_v2", candidates, out, products=2)
+
+
+def attention_v2_training(inputs: Inputs) -> Case:
+    """Forward and backward of GATv2 together."""
+    case = AttentionV2(inputs)
+    candidates = []
+    if hasattr(ck, "attention_v2"):
+        candidates = [Candidate(MAIN, case.both, case.check(backward=True))]
+    return _case(inputs, "attention_v2_training", candidates, np.empty(0), products=9)
+
+
 def _case(
     inputs: Inputs, kernel: str, candidates: list[Candidate], out: np.ndarray, *, products: int
 ) -> Case:
-    """`products` is how often the entries are multiplied with the features: result, d_x, d_alpha."""
+    """`products` is how often the entries are multiplied with the features: result, d_x, d_alpha, scores."""
     work = inputs.graph.nnz * WIDTH * products
     return Case(
         kernel,
@@ -167,7 +273,7 @@ def _case(
 
 
 KERNELS: dict[str, Callable[[Inputs], Case]] = {
-    build.__name__: build for build in (attention, attention_training)
+    build.__name__: build for build in (attention, attention_training, attention_v2, attention_v2_training)
 }
 
 

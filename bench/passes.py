@@ -234,7 +234,9 @@ def elu_dropout_backward(inputs: Inputs) -> Case:
         "elu_dropout_backward",
         lambda threads: ck.elu_dropout_backward(d_h, h, gids, P, **KEY, out=out, num_threads=threads),
         checking.rows_equal(
-            lambda rows: reference.elu_dropout_backward(d_h[rows], h[rows], gids[rows], P, **KEY), len(h), 1e-6
+            lambda rows: reference.elu_dropout_backward(d_h[rows], h[rows], gids[rows], P, **KEY),
+            len(h),
+            1e-6,
         ),
         {},
         rows=len(h),

@@ -1,9 +1,9 @@
 """Graph kernels: arrays in, arrays out.
 
 Each public function is a checked door before a typed loop that checks nothing, holds no GIL and
-uses OpenMP. Arrays are C-contiguous; floating arrays of one call share one dtype, float32 or float64.
-Features may be stored in bfloat16 and in tiles of columns. Each kernel has a slow twin of the same name
-and arguments in `cython_kernels.reference`.
+uses OpenMP. Arrays are C-contiguous (those of attention may also be columns of wider matrices); floating
+arrays of one call share one dtype, float32 or float64. Features may be stored in bfloat16 and in tiles of
+columns. Each kernel has a slow twin of the same name and arguments in `cython_kernels.reference`.
 
 Beside what is listed here, `cython_kernels.ordering` has orders of the vertices (`community_order`),
 `cython_kernels.layout` makes arrays that begin at a cache line (`empty`, `empty_tiles`), and
@@ -36,6 +36,13 @@ from .graph_attention import (
     attention_targets,
     attention_weights,
 )
+from .graph_attention_v2 import (
+    AttentionV2Saved,
+    attention_v2,
+    attention_v2_adjoint,
+    attention_v2_saved,
+    attention_v2_targets,
+)
 from .layout import Tiles, choose_layout, from_tiles, to_tiles
 from .loss import softmax_cross_entropy
 from .max_pull import gather_max_pull, pack_max
@@ -44,12 +51,17 @@ from .transpose import Transposed, transpose_csr
 
 __all__ = [
     "AttentionSaved",
+    "AttentionV2Saved",
     "Tiles",
     "Transposed",
     "attention",
     "attention_adjoint",
     "attention_saved",
     "attention_targets",
+    "attention_v2",
+    "attention_v2_adjoint",
+    "attention_v2_saved",
+    "attention_v2_targets",
     "attention_weights",
     "bias_elu_dropout",
     "bias_relu_dropout",

@@ -185,8 +185,8 @@ def bias_elu_dropout(
 
     Notes
     -----
-    D.-A. Clevert, T. Unterthiner, S. Hochreiter, "Fast and accurate deep network learning by exponential linear
-    units (ELUs)", ICLR 2016, eq. 15 with alpha = 1. Masks and their source: `cython_kernels.dropout_masks`.
+    D.-A. Clevert, T. Unterthiner, S. Hochreiter, "Fast and accurate deep network learning by exponential
+    linear units (ELUs)", ICLR 2016, with alpha = 1. Masks and their source: `cython_kernels.dropout_masks`.
     """
     checks.array("x", x, checks.FLOATS, (None, None))
     key = mask_key(p, seed, epoch, layer)
@@ -216,8 +216,8 @@ def elu_dropout_backward(
 ) -> FloatArray:
     """Pass a gradient back through dropout and ELU: ``d_h / (1 - p) * (1 if a > 0 else a + 1)`` where kept.
 
-    a = h (1 - p) is what dropout was given, and a + 1 = e^z the slope of ELU where it is negative. The mask is
-    made again from its key: a 0 in `h` may have been dropped or not. O(n f) time.
+    a = h (1 - p) is what dropout was given, and a + 1 = e^z the slope of ELU where it is negative. The mask
+    is made again from its key: a 0 in `h` may have been dropped or not. O(n f) time.
 
     Parameters
     ----------

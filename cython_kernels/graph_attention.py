@@ -52,13 +52,10 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _attention, checks, dispatch
+from .attention_checks import Masks, check_entries, check_slope
 from .checks import FloatArray, IntArray
-from .dropout_masks import GOLDEN, mask_key, mix64
 
-ATTENTION = 0x617474656E74696F  # sets the keys of these masks apart: "attentio"
 RECORD = 4  # numbers of a record of `attention_targets`
-
-_NO_GIDS = np.empty(0, np.int64)
 
 
 class AttentionSaved(NamedTuple):
@@ -200,10 +197,10 @@ def attention(
     heads = _check_heads("score_source", score_source, x.dtype, n_cols, x.shape[1], apart_rows=True)
     checks.array("score_target", score_target, x.dtype, (n_rows, heads))
     if validate:
-        _check_entries(indptr, indices, n_cols, "source")
-    slope = _check_slope(slope)
+        check_entries(indptr, indices, n_cols, "source")
+    slope = check_slope(slope)
     start, stop = checks.row_range(rows, n_rows)
-    masks = _Masks(p, seed, epoch, layer, source_gids, n_cols, target_gids, n_rows)
+    masks = Masks(p, seed, epoch, layer, source_gids, n_cols, target_gids, n_rows)
     result = checks.output("out", out, x.dtype, (n_rows, x.shape[1]))
     inputs = {
         "indptr": indptr, "indices": indices, "x": x, "score_source": score_source,
@@ -282,7 +279,7 @@ def attention_targets(
     checks.array("d_out", d_out, out.dtype, out.shape, apart_rows=True)
     heads = _check_heads("score_target", score_target, out.dtype, n_rows, columns)
     _check_saved(saved, out.dtype, n_rows, heads, columns)
-    slope = _check_slope(slope)
+    slope = check_slope(slope)
     start, stop = checks.row_range(rows, n_rows)
     gradient = checks.output("d_score_target", d_score_target, out.dtype, (n_rows, heads))
     records = checks.output("record", record, out.dtype, (n_rows, RECORD, heads), apart_rows=True)
@@ -380,14 +377,12 @@ def attention_adjoint(
     heads = _check_heads("score_source", score_source, x.dtype, n_sources, x.shape[1], apart_rows=True)
     checks.array("record", record, x.dtype, (n_targets, RECORD, heads), apart_rows=True)
     if validate:
-        _check_entries(indptr, indices, n_targets, "target")
-    slope = _check_slope(slope)
+        check_entries(indptr, indices, n_targets, "target")
+    slope = check_slope(slope)
     start, stop = checks.row_range(rows, n_sources)
-    masks = _Masks(p, seed, epoch, layer, source_gids, n_sources, target_gids, n_targets)
+    masks = Masks(p, seed, epoch, layer, source_gids, n_sources, target_gids, n_targets)
     result = checks.output("d_x", d_x, x.dtype, x.shape, apart_rows=True)
-    gradient = checks.output(
-        "d_score_source", d_score_source, x.dtype, (n_sources, heads), apart_rows=True
-    )
+    gradient = checks.output("d_score_source", d_score_source, x.dtype, (n_sources, heads), apart_rows=True)
     inputs = {
         "indptr": indptr, "indices": indices, "x": x, "score_source": score_source, "record": record,
         "d_out": d_out, "source_gids": source_gids, "target_gids": target_gids,
@@ -467,10 +462,10 @@ def attention_weights(
     _check_heads("score_source", score_source, dtype, n_cols, heads, apart_rows=True)
     checks.array("score_target", score_target, dtype, (n_rows, heads))
     if validate:
-        _check_entries(indptr, indices, n_cols, "source")
-    slope = _check_slope(slope)
+        check_entries(indptr, indices, n_cols, "source")
+    slope = check_slope(slope)
     start, stop = checks.row_range(rows, n_rows)
-    masks = _Masks(p, seed, epoch, layer, source_gids, n_cols, target_gids, n_rows)
+    masks = Masks(p, seed, epoch, layer, source_gids, n_cols, target_gids, n_rows)
     result = checks.output("out", out, dtype, (len(indices), heads))
     checks.apart(
         "out", result, indptr=indptr, indices=indices, score_source=score_source, score_target=score_target,
@@ -487,33 +482,6 @@ def attention_weights(
     return result
 
 
-class _Masks:
-    """What selects the masks, checked, as the loops take it; without dropout they get no gids."""
-
-    def __init__(
-        self,
-        p: float,
-        seed: int,
-        epoch: int,
-        layer: int,
-        source_gids: IntArray | None,
-        n_sources: int,
-        target_gids: IntArray | None,
-        n_targets: int,
-    ) -> None:
-        features = mask_key(p, seed, epoch, layer)
-        self.key = mix64(mix64(features.key ^ ATTENTION) + GOLDEN * (features.epoch + 1))
-        self.threshold, self.scale = features.threshold, features.scale
-        for name, gids, length in (
-            ("source_gids", source_gids, n_sources),
-            ("target_gids", target_gids, n_targets),
-        ):
-            if gids is not None or p > 0:
-                checks.array(name, gids, "int64", (length,))
-        self.source_gids = source_gids if p > 0 and source_gids is not None else _NO_GIDS
-        self.target_gids = target_gids if p > 0 and target_gids is not None else _NO_GIDS
-
-
 def _check_heads(
     name: str, score: object, dtype: np.dtype[Any], length: int, columns: int, *, apart_rows: bool = False
 ) -> int:
@@ -524,18 +492,6 @@ def _check_heads(
             f"{name} has {heads} head(s) for {columns} columns: expected a divisor, both at least 1"
         )
     return heads
-
-
-def _check_entries(indptr: IntArray, indices: IntArray, n_cols: int, what: str) -> None:
-    checks.monotone(indptr)
-    checks.in_range("indices", indices, n_cols, f"there are {n_cols} {what} rows")
-
-
-def _check_slope(slope: object) -> float:
-    number = checks.real("slope", slope)
-    if number < 0:
-        raise ValueError(f"slope must not be negative, got {number}")
-    return number
 
 
 def _check_saved(

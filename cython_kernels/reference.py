@@ -17,6 +17,7 @@ from scipy.special import log_softmax
 
 from .checks import Bfloat16Array, FloatArray, IntArray, StoredArray
 from .graph_attention import AttentionSaved
+from .graph_attention_v2 import AttentionV2Saved
 from .layout import Tiles
 from .matrices import Matrix, Result
 from .transpose import Transposed
@@ -756,6 +757,156 @@ def attention_weights(
         alpha *= _attention_masks(row, indices, *gids, heads, p, seed=seed, epoch=epoch, layer=layer)
     result = np.zeros(alpha.shape, score_source.dtype) if out is None else out
     result[inside] = alpha[inside]
+    return result
+
+
+def _scores_v2(
+    left: FloatArray, right: FloatArray, a: FloatArray, slope: float
+) -> tuple[FloatArray, FloatArray]:
+    """Make the raw numbers of each entry, head and column, whose signs count, and the scores."""
+    raw = (left + right).reshape(len(left), *a.shape).astype(np.float64)
+    return raw, (np.where(raw > 0, raw, slope * raw) * a).sum(axis=2)
+
+
+def attention_v2(
+    indptr: IntArray,
+    indices: IntArray,
+    left: FloatArray,
+    right: FloatArray,
+    a: FloatArray,
+    out: FloatArray | None = None,
+    *,
+    slope: float = 0.2,
+    p: float = 0.0,
+    seed: int = 0,
+    epoch: int = 0,
+    layer: int = 0,
+    source_gids: IntArray | None = None,
+    target_gids: IntArray | None = None,
+    saved: AttentionV2Saved | None = None,
+    rows: tuple[int, int] | None = None,
+    num_threads: int = 1,
+    validate: bool = True,
+) -> FloatArray:
+    """Twin of `cython_kernels.attention_v2`: with arrays of the size of the entries."""
+    n_rows, heads = len(right), len(a)
+    row, _ = _entries(indptr, rows)
+    _, s = _scores_v2(left[indices], right[row], a, slope)
+    alpha, most, total = _softmax(s, row, n_rows, 1.0)
+    if p > 0:
+        assert source_gids is not None and target_gids is not None
+        gids = source_gids[indices], target_gids[row]
+        alpha *= _attention_masks(row, indices, *gids, heads, p, seed=seed, epoch=epoch, layer=layer)
+    sums = np.zeros((n_rows, *a.shape))
+    np.add.at(sums, row, alpha[:, :, None] * left.reshape(len(left), *a.shape)[indices].astype(np.float64))
+    inside = slice(*rows) if rows is not None else slice(None)
+    result = np.zeros(right.shape, left.dtype) if out is None else out
+    result[inside] = sums.reshape(right.shape)[inside]
+    if saved is not None:
+        for array, value in zip(saved, (most, total), strict=True):
+            array[inside] = value[inside]
+    return result
+
+
+def _changes_v2(
+    a: FloatArray, slope: float, raw: FloatArray, s: FloatArray, record: FloatArray, d_alpha: FloatArray
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Make alpha, ds, and ds times the slope at raw, from the records of the entries' targets."""
+    most, inverse, t = record.astype(np.float64).transpose(1, 0, 2)
+    alpha = np.exp(s - most) * inverse
+    change = alpha * (d_alpha - t)
+    return alpha, change, change[:, :, None] * np.where(raw > 0, 1.0, slope)
+
+
+def attention_v2_targets(
+    indptr: IntArray,
+    indices: IntArray,
+    left: FloatArray,
+    right: FloatArray,
+    a: FloatArray,
+    out: FloatArray,
+    d_out: FloatArray,
+    saved: AttentionV2Saved,
+    d_right: FloatArray | None = None,
+    d_a: FloatArray | None = None,
+    *,
+    record: FloatArray | None = None,
+    slope: float = 0.2,
+    p: float = 0.0,
+    seed: int = 0,
+    epoch: int = 0,
+    layer: int = 0,
+    source_gids: IntArray | None = None,
+    target_gids: IntArray | None = None,
+    rows: tuple[int, int] | None = None,
+    num_threads: int = 1,
+    validate: bool = True,
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Twin of `cython_kernels.attention_v2_targets`: ds of every entry by its definition."""
+    n_rows, heads = len(right), len(a)
+    row, chosen = _entries(indptr, rows)
+    d_rows = d_out.reshape(n_rows, *a.shape).astype(np.float64)
+    most, total = (array.astype(np.float64) for array in saved)
+    t = (d_rows * out.reshape(d_rows.shape)).sum(axis=2)
+    inverse = np.divide(1.0, total, out=np.zeros_like(total), where=total != 0)
+    records = np.stack([most, inverse, t], axis=1)
+    raw, s = _scores_v2(left[indices], right[row], a, slope)
+    d_alpha = (d_rows[row] * left.reshape(len(left), *a.shape)[indices]).sum(axis=2)
+    if p > 0:
+        assert source_gids is not None and target_gids is not None
+        gids = source_gids[indices], target_gids[row]
+        d_alpha *= _attention_masks(row, indices, *gids, heads, p, seed=seed, epoch=epoch, layer=layer)
+    change = _changes_v2(a, slope, raw, s, records[row], d_alpha)[2]
+    gradient = np.zeros(d_rows.shape)
+    np.add.at(gradient, row, a * change)
+    inside = slice(*rows) if rows is not None else slice(None)
+    results = []
+    for given, value in ((d_right, gradient.reshape(right.shape)), (record, records)):
+        results.append(np.zeros(value.shape, left.dtype) if given is None else given)
+        results[-1][inside] = value[inside]
+    factor = np.zeros(a.shape, left.dtype) if d_a is None else d_a
+    factor[...] = (change * raw)[chosen].sum(axis=0)
+    return results[0], factor, results[1]
+
+
+def attention_v2_adjoint(
+    indptr: IntArray,
+    indices: IntArray,
+    left: FloatArray,
+    right: FloatArray,
+    a: FloatArray,
+    record: FloatArray,
+    d_out: FloatArray,
+    d_left: FloatArray | None = None,
+    *,
+    slope: float = 0.2,
+    p: float = 0.0,
+    seed: int = 0,
+    epoch: int = 0,
+    layer: int = 0,
+    source_gids: IntArray | None = None,
+    target_gids: IntArray | None = None,
+    rows: tuple[int, int] | None = None,
+    num_threads: int = 1,
+    validate: bool = True,
+) -> FloatArray:
+    """Twin of `cython_kernels.attention_v2_adjoint`."""
+    n_sources, heads = len(left), len(a)
+    row, _ = _entries(indptr, rows)
+    raw, s = _scores_v2(left[row], right[indices], a, slope)
+    d_rows = d_out.reshape(len(d_out), *a.shape)[indices].astype(np.float64)
+    mask: FloatArray = np.ones(s.shape)
+    if p > 0:
+        assert source_gids is not None and target_gids is not None
+        gids = source_gids[row], target_gids[indices]
+        mask = _attention_masks(row, indices, *gids, heads, p, seed=seed, epoch=epoch, layer=layer)
+    d_alpha = mask * (d_rows * left.reshape(n_sources, *a.shape)[row]).sum(axis=2)
+    alpha, _, change = _changes_v2(a, slope, raw, s, record[indices], d_alpha)
+    gradient = np.zeros((n_sources, *a.shape))
+    np.add.at(gradient, row, (mask * alpha)[:, :, None] * d_rows + a * change)
+    inside = slice(*rows) if rows is not None else slice(None)
+    result = np.zeros(left.shape, left.dtype) if d_left is None else d_left
+    result[inside] = gradient.reshape(left.shape)[inside]
     return result
 
 

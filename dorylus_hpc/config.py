@@ -62,7 +62,7 @@ class TrainConfig:
     """
 
     data: str = _option("", "prepared folder, FILE.npz, or the name of a data set (digits)")
-    model: str = _option("gcn", "model", choices=("gcn", "sage", "gin", "gat"))
+    model: str = _option("gcn", "model", choices=("gcn", "sage", "gin", "gat", "gatv2"))
     aggregator: str = _option(
         "mean", "sage: what a vertex takes from its neighbours", choices=("mean", "gcn", "max")
     )
@@ -217,9 +217,13 @@ class TrainConfig:
         self._check_together()
 
     def _check_together(self) -> None:
-        for name, model in _OF_ONE_MODEL.items():
-            if self.model != model and getattr(self, name) != _default(name):
-                raise InputError(f"{_flag(name)} is for --model {model}, not {self.model}")
+        for name, models in _OF_SOME_MODELS.items():
+            if self.model not in models and getattr(self, name) != _default(name):
+                raise InputError(f"{_flag(name)} is for --model {' or '.join(models)}, not {self.model}")
+        if self.model == "gatv2" and self.mode == "async":
+            raise InputError(
+                "--model gatv2 is for --mode pipe or nopipe: its backward reads rows of its forward"
+            )
         if self.weight_update == "interval" and self.mode != "async":
             raise InputError(f"--weight-update interval is for --mode async, not {self.mode}")
         if self.backend != "cpu" and (self.dense_delay or self.straggler != 1.0):
@@ -237,16 +241,17 @@ class TrainConfig:
         return tomli_w.dumps(asdict(self))
 
 
-# Options that are one model's own.
-_OF_ONE_MODEL = {
-    "source_degree": "gcn",
-    "aggregator": "sage",
-    "l2_normalise": "sage",
-    "epsilon": "gin",
-    "heads": "gat",
-    "output_heads": "gat",
-    "negative_slope": "gat",
-    "attention_dropout": "gat",
+_ATTENTION = ("gat", "gatv2")
+# Options that are some models' own.
+_OF_SOME_MODELS = {
+    "source_degree": ("gcn",),
+    "aggregator": ("sage",),
+    "l2_normalise": ("sage",),
+    "epsilon": ("gin",),
+    "heads": _ATTENTION,
+    "output_heads": _ATTENTION,
+    "negative_slope": _ATTENTION,
+    "attention_dropout": _ATTENTION,
 }
 
 

@@ -25,7 +25,7 @@ from dorylus_hpc.graph.manifest import read_manifest
 from dorylus_hpc.graph.preparation import prepare_folder
 from dorylus_hpc.nn.oracle import GcnOracle, OracleSettings, train_oracle
 from dorylus_hpc.nn.oracle_gat import NAMES as GAT_NAMES
-from dorylus_hpc.nn.oracle_gat import gat_oracle
+from dorylus_hpc.nn.oracle_gat import gat_oracle, gatv2_oracle
 from dorylus_hpc.nn.oracle_gin import NAMES as GIN_NAMES
 from dorylus_hpc.nn.oracle_gin import GinOracle
 from dorylus_hpc.nn.oracle_sage import NAMES as SAGE_NAMES
@@ -145,7 +145,7 @@ def forward(comm, graph_servers, folder, tensors, **options):
 # ---- the oracle's side ----
 
 DEFAULTS = {name: getattr(make_config({}), name) for name in OracleSettings.__dataclass_fields__}
-ORACLES = {"gcn": GcnOracle, "sage": sage_oracle, "gin": GinOracle, "gat": gat_oracle}
+ORACLES = {"gcn": GcnOracle, "sage": sage_oracle, "gin": GinOracle, "gat": gat_oracle, "gatv2": gatv2_oracle}
 NOT_THE_ORACLES = (
     "intervals",
     "threads",

@@ -38,7 +38,7 @@ ADDED = """source-degree layer-order constant-aggregate aggregator l2-normalise 
     endpoint-url function-timeout workers tensor-host tensor-port task-fusion rematerialisation stream-rows
     instance-type prices local-latency local-bandwidth local-faults""".split()
 CONTRACT_VALUES = {
-    "model": ("gcn", "sage", "gin", "gat"),
+    "model": ("gcn", "sage", "gin", "gat", "gatv2"),
     "optimizer": ("adam", "sgd"),
     "decay_scope": ("first", "all"),
     "feature_norm": ("none", "row", "standard"),

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from attentions import DTYPES, HEADS, KEY, random_pattern, side_by_side, transpose
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -14,13 +15,7 @@ import cython_kernels as ck
 from cython_kernels import _attention, dispatch, reference
 from cython_kernels.dropout_masks import mask_key
 
-DTYPES = (np.float32, np.float64)
 HUB = _attention.hub_degree()
-HEADS = [
-    (1, 1), (1, 7), (1, 16), (1, 41), (2, 1), (2, 4), (2, 33), (3, 5), (4, 8), (4, 16), (5, 3), (8, 1),
-    (8, 4), (8, 8), (16, 4), (16, 16), (17, 2), (33, 1), (1, 1025), (2, 1030), (3, 400),
-]  # fmt: skip
-KEY = {"seed": 3, "epoch": 7, "layer": 1}
 
 
 class Case(NamedTuple):
@@ -56,25 +51,10 @@ class Case(NamedTuple):
         )
 
 
-def transpose(indptr, indices, n_cols, rng=None):
-    """The CSR matrix of the transpose; with a generator its rows are in any order."""
-    row = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
-    order = np.lexsort((row if rng is None else rng.permutation(len(row)), indices))
-    starts = np.concatenate([[0], np.cumsum(np.bincount(indices, minlength=n_cols))])
-    return starts.astype(np.int64), row[order].astype(np.int32)
-
-
 def make_case(
     rng, n_rows, n_cols, heads, width, dtype, *, p=0.0, slope=0.2, hub=0, longest=12, in_order=True
 ):
-    lengths = rng.integers(0, longest, n_rows)
-    if hub:
-        lengths[rng.integers(n_rows)] = hub
-    indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    row = np.repeat(np.arange(n_rows), lengths)
-    indices = rng.integers(0, n_cols, indptr[-1]).astype(np.int32)
-    if in_order:
-        indices = indices[np.lexsort((indices, row))]
+    indptr, indices = random_pattern(rng, n_rows, n_cols, hub=hub, longest=longest, in_order=in_order)
 
     def normal(*shape):
         return rng.standard_normal(shape).astype(dtype)
@@ -185,22 +165,6 @@ def test_threads_instructions_intervals_and_saving_change_no_bit(case, data):
         np.testing.assert_array_equal(value, want[name], err_msg=name)
 
 
-def side_by_side(rng, *arrays):
-    """Copies of arrays of equally many rows as columns of one matrix, and the columns of nobody between them."""
-    widths = [int(np.prod(array.shape[1:])) for array in arrays]
-    gaps = rng.integers(0, 4, len(arrays) + 1)
-    starts = np.cumsum(gaps[:-1] + [0, *widths[:-1]])
-    matrix = np.full((len(arrays[0]), gaps.sum() + sum(widths)), np.nan, arrays[0].dtype)
-    used = np.zeros(matrix.shape[1], np.bool_)
-    views = []
-    for array, start, width in zip(arrays, starts, widths, strict=True):
-        used[start : start + width] = True
-        views.append(matrix[:, start : start + width].reshape(array.shape))
-        assert views[-1].base is not None and np.may_share_memory(views[-1], matrix)
-        views[-1][...] = array
-    return *views, lambda: matrix[:, ~used]
-
-
 @settings(max_examples=30, deadline=None)
 @given(cases(), st.integers(0, 2**32 - 1))
 def test_columns_of_wider_matrices_change_no_bit(case, seed):
@@ -217,9 +181,7 @@ def test_columns_of_wider_matrices_change_no_bit(case, seed):
                 got["out"] = ck.attention(
                     *case.matrix, x, source, case.score_target, saved=saved, **case.masks, **how
                 )
-                d_out, record, between = side_by_side(
-                    rng, case.d_out, np.full_like(want["record"], np.nan)
-                )
+                d_out, record, between = side_by_side(rng, case.d_out, np.full_like(want["record"], np.nan))
                 got["d_score_target"], got["record"] = ck.attention_targets(
                     got["out"], d_out, case.score_target, saved, record=record, **slope, **how
                 )

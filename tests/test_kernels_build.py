@@ -15,6 +15,7 @@ from cython_kernels import (
     _activation,
     _aggregate,
     _attention,
+    _attention_v2,
     _dropout_masks,
     _loss,
     _max_pull,
@@ -151,5 +152,14 @@ def test_a_bounds_checked_build_checks_behind_the_doors(bad, threads):
         )
     with pytest.raises(IndexError):
         _attention.weights(indptr, index, x, x, out, 0.2, ids, ids, *masks)
+    a, both = np.ones((1, 3)), (0.2, ids, ids, *masks)
+    with pytest.raises(IndexError):
+        _attention_v2.forward(indptr, index, x, x, a, out, *[np.empty((0, 0))] * 2, *both)
+    with pytest.raises(IndexError):
+        _attention_v2.targets(
+            indptr, index, x, x, a, x.copy(), x, *np.ones((2, 2, 1)), out, a.copy(), np.ones((2, 3, 1)), *both
+        )
+    with pytest.raises(IndexError):
+        _attention_v2.adjoint(indptr, index, x, x, a, np.ones((2, 3, 1)), x, out, *both)
     with pytest.raises(IndexError):
         _loss.softmax_cross_entropy(x, 4 * index, np.ones(2, np.uint8), np.empty(2), out, True, 1.0, threads)

@@ -13,7 +13,9 @@ from cython_kernels import reference
 I32, I64, F32, F64, U16 = np.int32, np.int64, np.float32, np.float64, np.uint16
 LAYOUTS = {"Tiles", "choose_layout", "from_tiles", "to_tiles"}  # tests/test_kernels_layout.py
 SAVED = {"AttentionSaved", "attention_saved"}  # tests/test_kernels_attention.py
+SAVED |= {"AttentionV2Saved", "attention_v2_saved"}  # tests/test_kernels_attention_v2.py
 TURNED = {"Transposed"}  # tests/test_kernels_transpose.py
+ATTENTION_V2 = ["attention_v2", "attention_v2_targets", "attention_v2_adjoint"]
 KEY = {"seed": 1, "epoch": 1, "layer": 1}
 N, F, NNZ, N_COLS, H = 3, 4, 4, 5, 2
 
@@ -31,7 +33,7 @@ def good():
         "slope": 0.2, "source_gids": np.arange(N_COLS), "target_gids": gids, "p": 0.5, "rows": (0, N), **KEY
     }  # fmt: skip
     scores = {"score_source": np.ones((N_COLS, H)), "score_target": np.ones((N, H))}
-    saved = ck.attention_saved(N, H, F, F64)
+    saved, saved_v2 = ck.attention_saved(N, H, F, F64), ck.attention_v2_saved(N, H, F64)
     return {
         "check_csr": csr | {"n_cols": N_COLS},
         "gather": csr | {"x": x, "out": np.zeros((N, F))} | scales | threads,
@@ -61,6 +63,18 @@ def good():
         | {"x": small, "score_source": np.ones((N, H)), "record": np.ones((N_COLS, 4, H)), "d_out": x}
         | {"d_x": np.zeros((N, F)), "d_score_source": np.zeros((N, H))}
         | {"source_gids": gids, "target_gids": np.arange(N_COLS)}
+        | threads,
+        "attention_v2": attending
+        | {"left": x, "right": small, "a": np.ones((H, F // H)), "out": np.zeros((N, F)), "saved": saved_v2}
+        | threads,
+        "attention_v2_targets": attending
+        | {"left": x, "right": small, "a": np.ones((H, F // H)), "out": small.copy(), "d_out": small}
+        | {"saved": saved_v2, "d_right": np.zeros((N, F)), "d_a": np.zeros((H, F // H))}
+        | {"record": np.zeros((N, 3, H))}
+        | threads,
+        "attention_v2_adjoint": attending
+        | {"left": small, "right": x, "a": np.ones((H, F // H)), "record": np.ones((N_COLS, 3, H))}
+        | {"d_out": x, "d_left": np.zeros((N, F)), "source_gids": gids, "target_gids": np.arange(N_COLS)}
         | threads,
         "to_bfloat16": {"x": np.ones((N, F), F32), "out": np.zeros((N, F), U16)} | threads,
         "from_bfloat16": {"x": np.ones((N, F), U16), "out": np.zeros((N, F), F32)} | threads,
@@ -102,6 +116,8 @@ OUTPUT = dict.fromkeys(good(), "out") | {
     "gather_max_pull": "d_x",
     "attention_targets": "d_score_target",
     "attention_adjoint": "d_x",
+    "attention_v2_targets": "d_right",
+    "attention_v2_adjoint": "d_left",
     "softmax_cross_entropy": "d_logits",
 }
 del OUTPUT["check_csr"], OUTPUT["transpose_csr"]
@@ -135,6 +151,9 @@ FIRST_FLOAT = {
     "attention_weights": "score_source",
     "attention_targets": "out",
     "attention_adjoint": "x",
+    "attention_v2": "left",
+    "attention_v2_targets": "left",
+    "attention_v2_adjoint": "left",
     "pack_rows": "x",
     "unpack_rows": "rows",
     "scatter_add_rows": "rows",
@@ -240,6 +259,9 @@ APART_ROWS = {
     "attention_weights": {"score_source"},
     "attention_targets": {"d_out", "record"},
     "attention_adjoint": {"x", "score_source", "record", "d_out", "d_x", "d_score_source"},
+    "attention_v2": {"left", "right"},
+    "attention_v2_targets": {"left", "right", "d_out", "d_right", "record"},
+    "attention_v2_adjoint": {"left", "right", "record", "d_out", "d_left"},
 }
 
 
@@ -277,7 +299,7 @@ def test_columns_of_one_matrix_are_apart_if_they_are_different_ones():
         return np.ndarray((N, width), F64, memory, offset=8 * first, strides=(8 * step, 8))
 
     want = ck.attention_adjoint(**good()["attention_adjoint"])
-    for first, second in ((0, F), (0, F + 1), (H, 0), (H + 1, 0), (H + 1, step), (0, step + F), (2 * step, F)):
+    for first, second in ((0, F), (0, F + 1), (H, 0), (H + 1, 0), (H + 1, step), (0, step + F)):
         d_x, d_source = columns(first, F), columns(second, H)
         args = good()["attention_adjoint"] | {"d_x": d_x, "d_score_source": d_source}
         for got, right in zip(ck.attention_adjoint(**args), want, strict=True):
@@ -343,6 +365,25 @@ def test_a_read_only_output(door, name):
         ("attention_adjoint", "score_source", (N + 1, H)),
         ("attention_adjoint", "d_x", (N, F + 1)),
         ("attention_adjoint", "d_score_source", (N, H + 1)),
+        ("attention_v2", "right", (N_COLS, F)),
+        ("attention_v2", "right", (N, F + 1)),
+        ("attention_v2", "out", (N, F + 1)),
+        ("attention_v2", "source_gids", (N,)),
+        ("attention_v2", "target_gids", (N_COLS,)),
+        ("attention_v2_targets", "right", (N_COLS, F)),
+        ("attention_v2_targets", "out", (N + 1, F)),
+        ("attention_v2_targets", "d_out", (N, F + 1)),
+        ("attention_v2_targets", "d_right", (N + 1, F)),
+        ("attention_v2_targets", "d_a", (H, F)),
+        ("attention_v2_targets", "record", (N, 4, H)),
+        ("attention_v2_targets", "source_gids", (N,)),
+        ("attention_v2_adjoint", "left", (N + 1, F)),
+        ("attention_v2_adjoint", "right", (N_COLS, F + 1)),
+        ("attention_v2_adjoint", "record", (N, 3, H)),
+        ("attention_v2_adjoint", "record", (N_COLS, 4, H)),
+        ("attention_v2_adjoint", "d_out", (N, F)),
+        ("attention_v2_adjoint", "d_left", (N_COLS, F)),
+        ("attention_v2_adjoint", "target_gids", (N,)),
         ("to_bfloat16", "out", (N, F + 1)),
         ("from_bfloat16", "out", (F, N)),
         ("pack_rows", "out", (N_COLS, F)),
@@ -428,7 +469,7 @@ def test_threads(door, value, error):
 @pytest.mark.parametrize(
     "door",
     ["check_csr", "gather", "gather_max", "gather_adjoint", "dropout_csr", "transpose_csr"]
-    + ["attention", "attention_weights", "attention_adjoint"],
+    + ["attention", "attention_weights", "attention_adjoint", *ATTENTION_V2],
 )
 def test_a_matrix_that_is_none(door):
     for indptr in ([], [1, 2, 2, 4], [0, 2, 2, 5], [0, 2, 2, 3]):
@@ -440,7 +481,7 @@ def test_a_matrix_that_is_none(door):
 @pytest.mark.parametrize(
     "door",
     ["check_csr", "gather", "gather_max", "gather_adjoint", "transpose_csr"]
-    + ["attention", "attention_weights", "attention_adjoint"],
+    + ["attention", "attention_weights", "attention_adjoint", *ATTENTION_V2],
 )
 def test_a_column_out_of_range(door):
     refused(door, ValueError, r"indices\[1\] = 5 is outside 0\.\.4", indices=np.array([0, 5, 1, 6], I32))
@@ -480,6 +521,59 @@ def test_options_of_gather(door):
 
 
 ATTENTION = ["attention", "attention_weights", "attention_targets", "attention_adjoint"]
+
+
+@pytest.mark.parametrize("door", ATTENTION_V2)
+def test_options_of_attention_v2(door):
+    for rows in ((0, N + 1), (-1, 2), (2, 1)):
+        refused(door, ValueError, "rows", rows=rows)
+    for slope in (-0.1, np.nan, np.inf):
+        refused(door, ValueError, "slope must", slope=slope)
+    for heads, width in ((0, 4), (4, 0), (3, 1), (1, F + 1), (H, H + 1)):
+        refused(
+            door, ValueError, rf"a has {heads} head\(s\) of {width} column\(s\) for 4 columns of left",
+            a=np.ones((heads, width)),
+        )  # fmt: skip
+    for name in ("source_gids", "target_gids"):
+        refused(door, TypeError, f"{name} must be a NumPy array, got a NoneType", **{name: None})
+        getattr(ck, door)(**good()[door] | {name: None, "p": 0.0})
+
+
+@pytest.mark.parametrize("door", ["attention_v2", "attention_v2_targets"])
+def test_what_attention_v2_saves_is_checked(door):
+    saved = good()[door]["saved"]
+    refused(door, TypeError, "saved must be an AttentionV2Saved, got a tuple", saved=tuple(saved))
+    for name, array in saved._asdict().items():
+        for wrong, error, match in (
+            (array.astype(F32), TypeError, "must be float64"),
+            (array[1:], ValueError, "must have shape"),
+            (np.concatenate([array, array], axis=1)[:, :H], ValueError, "must be C-contiguous and aligned"),
+        ):
+            refused(door, error, rf"saved\.{name} {match}", saved=saved._replace(**{name: wrong}))
+        memory = np.zeros((N, F))
+        inside = saved._replace(**{name: memory.ravel()[: N * H].reshape(N, H)})
+        refused(door, ValueError, "must not share memory with", saved=inside, **{OUTPUT[door]: memory})
+    if door == "attention_v2":
+        twice = saved._replace(row_sum=saved.row_max)
+        refused(door, ValueError, "saved.row_sum must not share memory with saved.row_max", saved=twice)
+        saved.row_max.flags.writeable = False
+        refused(door, ValueError, "saved.row_max must be writable", saved=saved)
+
+
+def test_results_of_attention_v2_are_apart():
+    for door, one, other in (
+        ("attention_v2_targets", "d_right", "record"),
+        ("attention_v2_targets", "d_right", "d_a"),
+        ("attention_v2_targets", "d_a", "record"),
+        ("attention_v2_targets", "record", "d_out"),
+        ("attention_v2_targets", "d_a", "left"),
+    ):
+        args = good()[door]
+        memory = np.ones(max(args[one].size, args[other].size))
+        changes = {name: memory[: args[name].size].reshape(args[name].shape) for name in (one, other)}
+        with pytest.raises(ValueError, match=f"{one} must not share memory with {other}"):
+            getattr(ck, door)(**args | changes)
+        assert (memory == 1).all()
 
 
 @pytest.mark.parametrize("door", ATTENTION)

@@ -27,6 +27,7 @@ MODELS = {
     "gin": partial(gin_program, inner=5),
     "gin, epsilon fixed": partial(gin_program, inner=5, learns_epsilon=False),
     "gat": partial(gat_program, heads=2, output_heads=3),
+    "gatv2": partial(gat_program, heads=2, output_heads=3, second=True),
 }
 
 

@@ -18,6 +18,8 @@ from dorylus_hpc.nn.optim import Optimizer, make_optimizer
 from dorylus_hpc.nn.program import Program
 from dorylus_hpc.nn.sage import sage_program
 
+ATTENTION = ("gat", "gatv2")
+
 
 def build_program(config: TrainConfig, *, n_features: int, n_classes: int, sparse_features: bool) -> Program:
     """Return the stage program of a configuration for a graph of these widths."""
@@ -32,7 +34,7 @@ def build_program(config: TrainConfig, *, n_features: int, n_classes: int, spars
         "decay_scope": config.decay_scope,
         "seed": config.seed,
     }
-    if config.model != "gat":
+    if config.model not in ATTENTION:
         common["choices"] = Choices(config.layer_order, config.constant_aggregate == "on")
     if config.model == "sage":
         normalises = config.l2_normalise == "on"
@@ -41,13 +43,14 @@ def build_program(config: TrainConfig, *, n_features: int, n_classes: int, spars
         )
     if config.model == "gin":
         return gin_program(**common, inner=config.hidden, learns_epsilon=config.epsilon == "learned")
-    if config.model == "gat":
+    if config.model in ATTENTION:
         return gat_program(
             **common,
             heads=config.heads,
             output_heads=config.output_heads,
             slope=config.negative_slope,
             attention_dropout=config.attention_dropout,
+            second=config.model == "gatv2",
         )
     return gcn_program(**common)
 
@@ -58,7 +61,7 @@ def aggregate_of(config: TrainConfig) -> str:
         return {"mean": "mean", "gcn": "mean-self", "max": "max"}[config.aggregator]
     if config.model == "gin":
         return "sum" if config.epsilon == "learned" else "sum-self"
-    if config.model == "gat":
+    if config.model in ATTENTION:
         return "attention"
     return "gcn"
 

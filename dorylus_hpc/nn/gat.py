@@ -1,10 +1,12 @@
-"""GAT as a stage program.
+"""GAT and GATv2 as stage programs.
 
 Layer l has H heads of D columns. Of the (dropped-out) input D_l each makes products y, from these a score e
 for each in-edge u -> v (v itself among its sources), and from the scores weights that add up to 1 at each
 target::
 
-    y = D_l W        e_uv = LeakyReLU(a_s . y_u + a_t . y_v)
+    GAT      y = D_l W                     e_uv = LeakyReLU(a_s . y_u + a_t . y_v)
+    GATv2    y = D_l W,  r = D_l W_t       e_uv = a . LeakyReLU(y_u + r_v)
+
     alpha_uv = exp(e_uv) / sum over v's sources of exp(e)        z_v = sum of drop(alpha_uv) y_u
 
 A hidden layer's output are all heads beside each other, D_{l+1} = dropout(elu(z + b)); the last layer's, the
@@ -12,31 +14,32 @@ logits, are their mean, plus b. Weights of edges do not count.
 
 Products come before the gather: a gather of the input would have to be done for each head. Scores of edges
 (the paper's *apply edge*) are made inside of the gathers, where they are used, forward and backward: from one
-number a head and vertex, the maximum and the sum of a target's weights. Nothing is stored for an edge. What a
-gather reads of a vertex is packed in one row.
+number a head and vertex (GATv2: from the products), the maximum and the sum of a target's weights. Nothing is
+stored for an edge. What a gather reads of a vertex is packed in one row.
 
 Row tensors of layer l::
 
-    Y{l}     products y, and behind them the scores a_s . y
-    T{l}     scores a_t . y
+    Y{l}     products y, and behind them the scores a_s . y (GATv2: y alone)
+    T{l}     scores a_t . y (GATv2: r)
     Z{l}     z, and for the backward what `cython_kernels.attention` saves
     H{l}     D_{l+1}, or the logits
-    Q{l}     of a target: dz and what the backward's scores need
+    Q{l}     of a target: dz and what the backward's scores need (GATv2: r too)
     dZ{l}, dY{l}, dS{l} (of the scores as a source), dT{l}, dH{l}: gradients
 
-References: Velickovic et al., Graph attention networks, ICLR 2018, equations 1 to 6; Dorylus (OSDI '21),
-section 3.
+References: Velickovic et al., Graph attention networks, ICLR 2018, equations 1 to 6; Brody, Alon and
+Yahav, How attentive are graph attention networks?, ICLR 2022, equation 7; Dorylus (OSDI '21), section 3.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from cython_kernels import (
     AttentionSaved,
+    AttentionV2Saved,
     attention_targets,
     bias_elu_dropout,
     elu_dropout_backward,
@@ -53,10 +56,10 @@ from lambda_pkg.attention import (
     target_scores,
     transform,
 )
-from lambda_pkg.dense import apply_vertex_backward, bias_gradient
+from lambda_pkg.dense import apply_vertex, apply_vertex_backward, bias_gradient
 from lambda_pkg.ops import Op
 
-RECORD = 4  # numbers a head that the backward's scores need of a target
+RECORD, RECORD_V2 = 4, 3  # numbers a head that the backward's scores need of a target
 
 
 def gat_program(
@@ -74,6 +77,7 @@ def gat_program(
     output_heads: int = 1,
     slope: float = 0.2,
     attention_dropout: float = 0.0,
+    second: bool = False,
 ) -> Program:
     """Declare a GAT.
 
@@ -89,6 +93,8 @@ def gat_program(
         Of LeakyReLU below zero.
     attention_dropout
         Probability of dropping a weight of an edge.
+    second
+        GATv2.
 
     Returns
     -------
@@ -102,8 +108,9 @@ def gat_program(
         decay_scope=decay_scope,
         seed=seed,
     )
+    kind = _SecondLayer if second else _Layer
     layers = [
-        _Layer(
+        kind(
             **layer,
             heads=output_heads if layer["last"] else heads,
             key=AttentionKey(attention_dropout, seed, layer["index"], slope),
@@ -336,3 +343,126 @@ class _Layer(Layer):
         reads = [f"{name}{i}" for name in ("W", "as", "at", "Y", "dY", "dS", "dT")]
         makes = [gradient_of(f"{name}{i}") for name in ("W", "as", "at")]
         return [("attention_transform_backward", {}, [f"H{i - 1}", *reads], [*makes, f"dH{i - 1}"])]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SecondLayer(_Layer):
+    """A layer of a GATv2.
+
+    The gradient of r, and of a, is a sum over in-edges: its stage reads what the forward's gather read.
+    """
+
+    def params(self) -> list[ParamSpec]:
+        i, matrix = self.index, (self.f_in, self.width)
+        return [
+            ParamSpec(f"W{i}", i, matrix, self.decay),
+            ParamSpec(f"Wt{i}", i, matrix, self.decay, draw=1),
+            ParamSpec(f"a{i}", i, (self.heads, self.columns), self.decay, draw=2),
+            ParamSpec(f"b{i}", i, (self.f_out,)),
+        ]
+
+    def tensors(self) -> list[RowTensor]:
+        i, width = self.index, self.width
+        backward = {"dH": self.f_out, "dZ": width, "dY": width, "dT": width}
+        return [
+            *self.output_tensors(None),
+            RowTensor(f"Y{i}", width, "in"),
+            RowTensor(f"T{i}", width),
+            RowTensor(f"Z{i}", width),
+            *(RowTensor(name, columns, trains_only=True) for name, columns in self.saved_tensors()),
+            *(RowTensor(f"{name}{i}", columns, trains_only=True) for name, columns in backward.items()),
+            RowTensor(f"Q{i}", 2 * width + RECORD_V2 * self.heads, "out", trains_only=True),
+        ]
+
+    def saved_tensors(self) -> list[tuple[str, int]]:
+        return [(f"Z{self.index}.{name}", self.heads) for name in ("max", "sum")]
+
+    def forward(self) -> list[Stage]:
+        return [replace(stage, weighted=stage.kind == "GA") for stage in super().forward()]
+
+    def backward(self) -> list[Stage]:
+        return [replace(stage, weighted=stage.kind in ("dAE", "dGA")) for stage in super().backward()]
+
+    # Forward.
+
+    def transform_features(self, task: Task) -> None:
+        i, features, x = self.index, task.part.features, self.dropped_features(task)
+        features.times(task.rows, x, task.weights[f"W{i}"], task.tensors[f"Y{i}"])
+        if task.rows[1] <= task.part.n_own:  # ghosts are no targets
+            features.times(task.rows, x, task.weights[f"Wt{i}"], task.tensors[f"T{i}"])
+
+    def transform_input(self, task: Task) -> None:
+        i, h = self.index, task.block(f"H{self.index - 1}")
+        apply_vertex(h, task.weights[f"W{i}"], out=task.block(f"Y{i}"))
+        apply_vertex(h, task.weights[f"Wt{i}"], out=task.block(f"T{i}"))
+
+    def attend(self, task: Task) -> None:
+        i = self.index
+        y, r, z = task.sources[f"Y{i}"], task.tensors[f"T{i}"], task.tensors[f"Z{i}"]
+        task.part.in_edges.attend_v2(
+            y, r, task.weights[f"a{i}"], z, self.saved_v2(task) if task.training else None,
+            task.rows, self.key, task.epoch,
+        )  # fmt: skip
+
+    def saved_v2(self, task: Task) -> AttentionV2Saved:
+        """Return what the gather leaves to the backward."""
+        return AttentionV2Saved(*(task.tensors[name] for name, _ in self.saved_tensors()))
+
+    # Backward.
+
+    def pack_gradient(self, task: Task) -> None:
+        i, width, n_own = self.index, self.width, task.part.n_own
+        task.part.in_edges.attend_v2_targets(
+            task.sources[f"Y{i}"],
+            task.tensors[f"T{i}"],
+            task.weights[f"a{i}"],
+            task.tensors[f"Z{i}"],
+            task.tensors[f"dZ{i}"],
+            self.saved_v2(task),
+            task.tensors[f"dT{i}"],
+            task.gradients[f"a{i}"],
+            self.record(task.tensors[f"Q{i}"][:n_own]),
+            task.rows,
+            self.key,
+            task.epoch,
+        )
+        q = task.block(f"Q{i}")
+        q[:, :width] = task.block(f"dZ{i}")
+        q[:, width : 2 * width] = task.block(f"T{i}")
+
+    def record(self, q: np.ndarray) -> np.ndarray:
+        return q[:, 2 * self.width :].reshape(len(q), RECORD_V2, self.heads)
+
+    def attend_backward(self, task: Task) -> None:
+        i, width, q = self.index, self.width, task.sources[f"Q{self.index}"]
+        task.part.out_edges.attend_v2_backward(
+            task.tensors[f"Y{i}"][: task.part.n_own], q[:, width : 2 * width], task.weights[f"a{i}"],
+            self.record(q), q[:, :width], task.tensors[f"dY{i}"], task.rows, self.key, task.epoch,
+        )  # fmt: skip
+
+    def features_backward(self, task: Task) -> None:
+        i, features, x = self.index, task.part.features, self.dropped_features(task)
+        features.weight_gradient(task.rows, x, task.tensors[f"dY{i}"], task.gradients[f"W{i}"])
+        features.weight_gradient(task.rows, x, task.tensors[f"dT{i}"], task.gradients[f"Wt{i}"])
+
+    def transform_backward(self, task: Task) -> None:
+        i, h, d_h = self.index, task.block(f"H{self.index - 1}"), task.block(f"dH{self.index - 1}")
+        for name, d_out, adds in (("W", "dY", False), ("Wt", "dT", True)):
+            w, d_w = task.weights[f"{name}{i}"], task.gradients[f"{name}{i}"]
+            apply_vertex_backward(h, w, task.block(f"{d_out}{i}"), d_w=d_w, d_h=d_h, accumulate=adds)
+
+    # The same for a worker elsewhere.
+
+    def transform_input_ops(self, _: Pass) -> list[Op]:
+        i, h = self.index, f"H{self.index - 1}"
+        return [
+            ("apply_vertex", {}, [h, f"W{i}"], [f"Y{i}"]),
+            ("apply_vertex", {}, [h, f"Wt{i}"], [f"T{i}"]),
+        ]
+
+    def transform_backward_ops(self, _: Pass) -> list[Op]:
+        i, h, d_h = self.index, f"H{self.index - 1}", f"dH{self.index - 1}"
+        return [
+            ("apply_vertex_backward", {}, [h, f"W{i}", f"dY{i}"], [gradient_of(f"W{i}"), d_h]),
+            ("add_gradient", {}, [d_h, h, f"Wt{i}", f"dT{i}"], [d_h, gradient_of(f"Wt{i}")]),
+        ]

@@ -10,8 +10,12 @@ import numpy as np
 
 from cython_kernels import (
     AttentionSaved,
+    AttentionV2Saved,
     attention,
     attention_adjoint,
+    attention_v2,
+    attention_v2_adjoint,
+    attention_v2_targets,
     bias_relu_dropout,
     dropout,
     dropout_csr,
@@ -125,6 +129,65 @@ class EdgeOperand:
         attention_adjoint(
             self.indptr, self.indices, y, score_source, record, d_out, d_y, d_score_source=d_score_source,
             slope=key.slope,
+            **self._masks(key, True, epoch, source_gids=self._own_gids, target_gids=self.gids),
+            rows=rows, validate=False,
+        )  # fmt: skip
+
+    def attend_v2(
+        self,
+        y: np.ndarray,
+        r: np.ndarray,
+        a: np.ndarray,
+        out: np.ndarray,
+        saved: AttentionV2Saved | None,
+        rows: tuple[int, int],
+        key: AttentionKey,
+        epoch: int,
+    ) -> None:
+        """As `attend`, with scores of y and of the targets' r."""
+        attention_v2(
+            self.indptr, self.indices, y, r, a, out, slope=key.slope, saved=saved,
+            **self._masks(key, saved is not None, epoch, source_gids=self.gids, target_gids=self._own_gids),
+            rows=rows, validate=False,
+        )  # fmt: skip
+
+    def attend_v2_targets(
+        self,
+        y: np.ndarray,
+        r: np.ndarray,
+        a: np.ndarray,
+        out: np.ndarray,
+        d_out: np.ndarray,
+        saved: AttentionV2Saved,
+        d_r: np.ndarray,
+        d_a: np.ndarray,
+        record: np.ndarray,
+        rows: tuple[int, int],
+        key: AttentionKey,
+        epoch: int,
+    ) -> None:
+        """Write rows `rows` of the gradient of r, their share of that of a, and what sources need of them."""
+        attention_v2_targets(
+            self.indptr, self.indices, y, r, a, out, d_out, saved, d_r, d_a, record=record, slope=key.slope,
+            **self._masks(key, True, epoch, source_gids=self.gids, target_gids=self._own_gids),
+            rows=rows, validate=False,
+        )  # fmt: skip
+
+    def attend_v2_backward(
+        self,
+        y: np.ndarray,
+        r: np.ndarray,
+        a: np.ndarray,
+        record: np.ndarray,
+        d_out: np.ndarray,
+        d_y: np.ndarray,
+        rows: tuple[int, int],
+        key: AttentionKey,
+        epoch: int,
+    ) -> None:
+        """Write rows `rows` of the gradient of y: over the reversed edges."""
+        attention_v2_adjoint(
+            self.indptr, self.indices, y, r, a, record, d_out, d_y, slope=key.slope,
             **self._masks(key, True, epoch, source_gids=self._own_gids, target_gids=self.gids),
             rows=rows, validate=False,
         )  # fmt: skip

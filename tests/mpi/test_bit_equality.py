@@ -36,6 +36,10 @@ RUNS = {
         {"features": 20},
         {"model": "gat", "layers": 3, "hidden": 3, "heads": 4, "attention_dropout": 0.3, "intervals": 3},
     ),
+    "gatv2": (
+        {"features": 20},
+        {"model": "gatv2", "hidden": 5, "heads": 2, "output_heads": 2, "intervals": 2, "input_dropout": 0.2},
+    ),
     "plain descent": ({"features": 9, "classes": 8}, {"hidden": 5, "optimizer": "sgd", "lr": 0.5}),
 }
 

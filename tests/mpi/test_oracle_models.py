@@ -31,8 +31,10 @@ from dorylus_hpc.nn.params import plan_layout
 pytestmark = pytest.mark.spread
 
 BOTH_DROPOUTS = {"dropout": 0.5, "input_dropout": 0.3}
-# A norm makes sums of gradients 0: Adam would divide what rounding leaves of them by its own size.
-NORMALISED = {"l2_normalise": "on", "optimizer": "sgd", "lr": 0.3}
+# A norm makes sums of gradients 0, and so do equal sources those of attention: Adam would divide what
+# rounding leaves of them by its own size.
+PLAIN = {"optimizer": "sgd", "lr": 0.3}
+NORMALISED = {"l2_normalise": "on", **PLAIN}
 MODELS = {
     "mean": {"model": "sage"},
     "mean, normalised": {"model": "sage", **NORMALISED},
@@ -43,6 +45,7 @@ MODELS = {
     "gin": {"model": "gin"},
     "gin, epsilon fixed": {"model": "gin", "epsilon": "fixed"},
     "gat": {"model": "gat", "heads": 3, "output_heads": 2, "attention_dropout": 0.4},
+    "gatv2": {"model": "gatv2", "heads": 2, "output_heads": 3, "attention_dropout": 0.3, **PLAIN},
 }
 directed = partial(graphs.directed_random, 36, 150)
 undirected = partial(graphs.undirected_random, 36, 90)
