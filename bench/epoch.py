@@ -37,6 +37,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -726,6 +727,7 @@ def measure_all(options: argparse.Namespace, work: Path, results: dict[str, Any]
             results["checks"].append(found)
             for dropouts in options.dropouts:
                 measure_case(cases[dropouts], peers, options, results, ready, failed)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

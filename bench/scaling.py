@@ -29,6 +29,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import shutil
 import statistics
 import sys
 import tempfile
@@ -484,6 +485,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(dir=options.work) as work:
         for name in dict.fromkeys(options.graphs):
             graphs[name], more = measure(name, Path(work).resolve(), options)
+            shutil.rmtree(Path(work, name), ignore_errors=True)
             wrong += more
     for line in wrong:
         print(f"WRONG: {line}", file=sys.stderr)
