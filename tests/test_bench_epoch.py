@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import epoch, graphs, peer_epoch, tasks
-from bench.epoch import ANEW, ONCE, OURS, Case, How, Run, System, WrongLoss
+from bench import epoch, epoch_systems, graphs, peer_epoch, tasks
+from bench.epoch import WrongLoss
+from bench.epoch_systems import ANEW, ONCE, OURS, Case, How, Run, System
 from bench.launch import Layout
 
 ONE, TWO = System(OURS, Layout(1, 2)), System(OURS, Layout(2, 1))
@@ -89,7 +90,7 @@ def test_layout():
 
 
 def test_systems(monkeypatch):
-    monkeypatch.setattr(epoch, "offers", lambda option, value=None: True)
+    monkeypatch.setattr(epoch_systems, "offers", lambda option, value=None: True)
     layouts = [Layout(1, 2), Layout(2, 1)]
     systems, missing = epoch.systems_of(CASE, layouts, [DGL], False)
     names = ["ours 1x2", "ours 2x1", f"ours 1x2, {ANEW}", "dgl", f"dgl, {ONCE}"]
@@ -100,7 +101,7 @@ def test_systems(monkeypatch):
             "ours 1x2", "ours 2x1", "dgl"
         ]  # fmt: skip
     assert len(epoch.systems_of(CASE, layouts, [DGL], True)[0]) == 3
-    monkeypatch.setattr(epoch, "offers", lambda option, value=None: False)
+    monkeypatch.setattr(epoch_systems, "offers", lambda option, value=None: False)
     systems, (told,) = epoch.systems_of(CASE, layouts, [], False)
     assert systems == [ONE, TWO] and "not available" in told
     assert replace(DGL, number=2, usual=False).name == f"dgl (2), {ONCE}"
