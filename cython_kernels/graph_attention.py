@@ -14,7 +14,8 @@ is stored: backward makes the weights again from the scores and two numbers a ta
 
 A backward pass is `attention_targets`, over targets and without any edge, then `attention_adjoint`, a
 pull over the out-edges: the CSR matrix of the transpose, whose rows are the sources (of a symmetric
-graph it is the same). `simd/attention.hpp` tells how the gradients come from sums that are made anyway.
+graph it is the same). A score above its row's maximum, which only a record of older scores can have,
+counts as the maximum. `simd/attention.hpp` tells how the gradients come from sums that are made anyway.
 
 The masks come from Philox4x32-10, as those of `dropout` do, under keys of their own::
 

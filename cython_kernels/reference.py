@@ -709,7 +709,7 @@ def attention_adjoint(
     row, _ = _entries(indptr, rows)
     raw = _scores(score_source[row], record[indices, 0])
     most, inverse, t = record[indices, 1:].astype(np.float64).transpose(1, 0, 2)
-    alpha = np.exp(np.where(raw > 0, raw, slope * raw) - most) * inverse
+    alpha = np.exp(np.minimum(np.where(raw > 0, raw, slope * raw) - most, 0)) * inverse
     mask: FloatArray = np.ones_like(alpha)
     if p > 0:
         assert source_gids is not None and target_gids is not None

@@ -508,3 +508,19 @@ def test_saved_arrays():
     for dtype in (np.int32, "float16", ">f4"):
         with pytest.raises(TypeError, match="dtype must be float32 or float64, got"):
             ck.attention_saved(3, 2, 8, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_score_above_an_older_maximum_counts_as_the_maximum(dtype):
+    case = make_case(np.random.default_rng(3), 30, 40, 3, 5, dtype)
+    saved = ck.attention_saved(30, 3, 15, dtype)
+    out = ck.attention(*case.matrix, case.x, case.score_source, case.score_target, saved=saved)
+    _, record = ck.attention_targets(out, case.d_out, case.score_target, saved)
+    record[:, 1] -= 200  # e^200 is infinite in float32
+    given = case.x, case.score_source, record, case.d_out
+    got, want = (
+        door(*case.transposed, *given) for door in (ck.attention_adjoint, reference.attention_adjoint)
+    )
+    for one, other in zip(got, want, strict=True):
+        assert np.isfinite(one).all()
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4 * np.abs(other).max())

@@ -61,7 +61,9 @@ DORYLUS_INLINE void make_weights(const Attention<A>& a, const Unit& u, int64_t r
         const V raw = load<N>(b.part[0] + k) + r.score;
         const M positive = raw > 0;
         const V s = choose(positive, raw, a.slope * raw);
-        V e = exponential<N>(s - (BACK ? load<N>(b.part[1] + k) : r.best));
+        V below = s - (BACK ? load<N>(b.part[1] + k) : r.best);
+        if (BACK) below = choose(below > 0, V{}, below);  // a maximum that is older than the score
+        V e = exponential<N>(below);
         if (BACK) e *= load<N>(b.part[2] + k);
         M inside = splat<N>((I)-1);
         if (k + N > size)  // beyond the last entry the buffer holds anything

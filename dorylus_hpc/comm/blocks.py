@@ -132,6 +132,25 @@ def _piece_of(delivery: Delivery, first: int, last: int) -> Delivery:
     return Delivery(delivery.part, (start + low, start + high), pick)
 
 
+@dataclass(eq=False)
+class _Receive:
+    """A message that was announced and may not be here yet."""
+
+    request: Request
+    table: int
+    block: Block
+    buffer: np.ndarray
+    complete: bool = False
+
+
+def _completed(requests: Sequence[Request]) -> set[int]:
+    """Return which of the requests have completed since they were asked last, in one call.
+
+    Each call lets all messages proceed, which takes longer than looking at a request.
+    """
+    return set(type(requests[0]).Testsome(requests) or ())
+
+
 @dataclass(frozen=True)
 class Channel:
     """A row tensor whose ghosts travel: its name, and the plan of its direction."""
@@ -190,7 +209,7 @@ class BlockExchange:
         self._comm = comm.Dup()
         self._status = self._mpi.Status()
         self._sends: list[tuple[Request, np.ndarray]] = []
-        self._receives: list[tuple[Request, int, Block, np.ndarray]] = []
+        self._receives: list[_Receive] = []
         self._packed: dict[tuple[int, Block], list[np.ndarray]] = {}
         self._spare: defaultdict[tuple[int, int], list[np.ndarray]] = defaultdict(list)
         self._kept: dict[tuple[int, Block], deque[tuple[int, list[np.ndarray]]]] = defaultdict(deque)
@@ -247,7 +266,9 @@ class BlockExchange:
     def poll(self) -> list[tuple[int, Block, int]]:
         """Let messages proceed; return (table, block, stamp) of those that came."""
         if self._sends:
-            self._sends = [one for one in self._sends if not self._has_left(*one)]
+            gone = _completed([request for request, _ in self._sends])
+            self._recycle(self._sends[place][1] for place in gone)
+            self._sends = [one for place, one in enumerate(self._sends) if place not in gone]
         while (message := self._comm.Improbe(status=self._status)) is not None:
             table, number = divmod(self._status.Get_tag(), int(self._offsets[-1]))
             part = int(np.searchsorted(self._offsets, number, side="right")) - 1
@@ -256,14 +277,21 @@ class BlockExchange:
             like = self._shared[received.deliveries[0].part][self._channels[table].name]
             buffer = self._buffer(received.n_rows, like)
             request = message.Irecv([buffer, *row_count_and_type(buffer)])
-            self._receives.append((request, table, block, buffer))
+            self._receives.append(_Receive(request, table, block, buffer))
+        return self._take_received() if self._receives else []
+
+    def _take_received(self) -> list[tuple[int, Block, int]]:
+        for place in _completed([one.request for one in self._receives]):
+            self._receives[place].complete = True
         arrived, pending = [], []
-        for one in self._receives:
-            request, table, block, buffer = one
-            if request.Test():
-                self._received_from[self._channels[table].plan.incoming[block].rank] += 1
-                arrived.append((table, block, self._keep(table, block, [buffer])))
+        waiting: set[tuple[int, Block]] = set()
+        for one in self._receives:  # of one block, in the order in which they were announced
+            key = (one.table, one.block)
+            if one.complete and key not in waiting:
+                self._received_from[self._channels[one.table].plan.incoming[one.block].rank] += 1
+                arrived.append((*key, self._keep(*key, [one.buffer])))
             else:
+                waiting.add(key)
                 pending.append(one)
         self._receives = pending
         return arrived
@@ -339,12 +367,6 @@ class BlockExchange:
     def _recycle(self, buffers: Iterable[np.ndarray]) -> None:
         for buffer in buffers:
             self._spare[buffer.shape[0], buffer.shape[1]].append(buffer)
-
-    def _has_left(self, request: Request, buffer: np.ndarray) -> bool:
-        done = bool(request.Test())
-        if done:
-            self._recycle([buffer])
-        return done
 
     def _pack(self, rows: np.ndarray, lids: np.ndarray) -> np.ndarray:
         buffer = self._buffer(len(lids), rows)

@@ -64,6 +64,10 @@ class LateRequest:
         self._comm.let_go(0.1)
         return self._request is not None and self._request.Test()
 
+    @staticmethod
+    def Testsome(requests):
+        return [place for place, request in enumerate(requests) if request.Test()]
+
 
 @pytest.fixture
 def late(monkeypatch, comm):

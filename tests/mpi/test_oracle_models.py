@@ -231,6 +231,7 @@ def test_learns_in_async(comm, shared_tmp_path):
     folder = prepare(comm, graph, shared_tmp_path / "graph", parts=max(3, comm.size), partitioner="hash")
     for name in ("mean", "max", "gin, epsilon fixed", "gat"):
         options = {"mode": "async", "epochs": 60, "hidden": 8, "intervals": 2, "dropout": 0.0}
+        options["lr"] = 0.003 if name == "gat" else 0.01  # with larger steps stale rows make it swing
         run_dir = shared_tmp_path / name
         result = train(comm, comm.size, 0, folder, run_dir, **options, **MODELS[name])
         assert result.summary["loss"][-1] < 0.5 * result.summary["loss"][0]
