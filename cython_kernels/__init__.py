@@ -44,7 +44,7 @@ from .graph_attention_v2 import (
     attention_v2_targets,
 )
 from .layout import Tiles, choose_layout, from_tiles, to_tiles
-from .loss import softmax_cross_entropy
+from .loss import sigmoid_cross_entropy, softmax_cross_entropy
 from .max_pull import gather_max_pull, pack_max
 from .rows import pack_rows, scatter_add_rows, unpack_rows
 from .transpose import Transposed, transpose_csr
@@ -83,6 +83,7 @@ __all__ = [
     "philox4x32",
     "relu_dropout_backward",
     "scatter_add_rows",
+    "sigmoid_cross_entropy",
     "softmax_cross_entropy",
     "to_bfloat16",
     "to_tiles",

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from scipy.sparse import csr_array, diags_array
-from scipy.special import log_softmax
+from scipy.special import expit, log_expit, log_softmax
 
 from .checks import Bfloat16Array, FloatArray, IntArray, StoredArray
 from .graph_attention import AttentionSaved
@@ -509,6 +509,7 @@ def softmax_cross_entropy(
     labels: IntArray,
     mask: npt.NDArray[Any],
     *,
+    class_weights: FloatArray | None = None,
     scale: float = 1.0,
     d_logits: FloatArray | None = None,
     num_threads: int = 1,
@@ -518,12 +519,34 @@ def softmax_cross_entropy(
     chosen = np.flatnonzero(mask)
     logs = log_softmax(logits[chosen].astype(np.float64), axis=1)
     at = np.arange(len(chosen)), labels[chosen]
+    weights = np.ones(len(chosen)) if class_weights is None else class_weights[labels[chosen]]
     if d_logits is not None:
         gradient = np.exp(logs)
         gradient[at] -= 1
         d_logits[...] = 0
-        d_logits[chosen] = scale * gradient
-    return float(-logs[at].sum())
+        d_logits[chosen] = scale * weights[:, None] * gradient
+    return float(-(weights * logs[at]).sum())
+
+
+def sigmoid_cross_entropy(
+    logits: FloatArray,
+    labels: npt.NDArray[np.uint8],
+    mask: npt.NDArray[Any],
+    *,
+    pos_weight: FloatArray | None = None,
+    scale: float = 1.0,
+    d_logits: FloatArray | None = None,
+    num_threads: int = 1,
+    validate: bool = True,
+) -> float:
+    """Twin of `cython_kernels.sigmoid_cross_entropy`: SciPy's log-sigmoid in double precision."""
+    chosen = np.flatnonzero(mask)
+    z, has = logits[chosen].astype(np.float64), labels[chosen] != 0
+    weight = np.where(has, 1.0 if pos_weight is None else pos_weight, 1.0)
+    if d_logits is not None:
+        d_logits[...] = 0
+        d_logits[chosen] = scale * weight * np.where(has, -expit(-z), expit(z))
+    return float(-(weight * log_expit(np.where(has, z, -z))).sum())
 
 
 def _entries(indptr: IntArray, rows: tuple[int, int] | None) -> tuple[IntArray, npt.NDArray[np.bool_]]:

@@ -162,4 +162,8 @@ def test_a_bounds_checked_build_checks_behind_the_doors(bad, threads):
     with pytest.raises(IndexError):
         _attention_v2.adjoint(indptr, index, x, x, a, np.ones((2, 3, 1)), x, out, *both)
     with pytest.raises(IndexError):
-        _loss.softmax_cross_entropy(x, 4 * index, np.ones(2, np.uint8), np.empty(2), out, True, 1.0, threads)
+        rows = (np.ones(2, np.uint8), np.empty(0), np.empty(2), out, True, 1.0, threads)
+        _loss.softmax_cross_entropy(x, 4 * index, *rows)
+    with pytest.raises(IndexError):
+        rows = (np.ones(1, np.uint8), np.empty(0), np.empty(2), out, True, 1.0, threads)
+        _loss.sigmoid_cross_entropy(x, np.ones(x.shape, np.uint8), *rows)

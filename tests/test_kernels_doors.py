@@ -104,6 +104,15 @@ def good():
             "logits": small,
             "labels": np.array([0, -1, 3], I32),
             "mask": np.array([1, 0, 1], np.uint8),
+            "class_weights": np.ones(F),
+            "d_logits": np.zeros((N, F)),
+        }
+        | threads,
+        "sigmoid_cross_entropy": {
+            "logits": small,
+            "labels": np.array([[0, 1, 1, 0], [255] * F, [0] * F], np.uint8),
+            "mask": np.array([1, 0, 1], np.uint8),
+            "pos_weight": np.ones(F),
             "d_logits": np.zeros((N, F)),
         }
         | threads,
@@ -118,6 +127,7 @@ OUTPUT = dict.fromkeys(good(), "out") | {
     "attention_adjoint": "d_x",
     "attention_v2_targets": "d_right",
     "attention_v2_adjoint": "d_left",
+    "sigmoid_cross_entropy": "d_logits",
     "softmax_cross_entropy": "d_logits",
 }
 del OUTPUT["check_csr"], OUTPUT["transpose_csr"]
@@ -129,6 +139,7 @@ IN_PLACE = {
     "relu_dropout_backward": {"d_out", "activated"},
     "bias_elu_dropout": {"x"},
     "elu_dropout_backward": {"d_h", "h"},
+    "sigmoid_cross_entropy": {"logits"},
     "softmax_cross_entropy": {"logits"},
 }
 ARRAYS = [
@@ -163,6 +174,7 @@ FIRST_FLOAT = {
     "relu_dropout_backward": "d_out",
     "bias_elu_dropout": "x",
     "elu_dropout_backward": "d_h",
+    "sigmoid_cross_entropy": "logits",
     "softmax_cross_entropy": "logits",
 }
 
@@ -413,6 +425,11 @@ def test_a_read_only_output(door, name):
         ("softmax_cross_entropy", "labels", (N + 1,)),
         ("softmax_cross_entropy", "mask", (N - 1,)),
         ("softmax_cross_entropy", "d_logits", (N, F + 1)),
+        ("softmax_cross_entropy", "class_weights", (N,)),
+        ("sigmoid_cross_entropy", "labels", (N, F + 1)),
+        ("sigmoid_cross_entropy", "mask", (N - 1,)),
+        ("sigmoid_cross_entropy", "pos_weight", (N,)),
+        ("sigmoid_cross_entropy", "d_logits", (N, F + 1)),
     ],
 )
 def test_shapes_that_do_not_fit(door, name, shape):
@@ -793,3 +810,13 @@ def test_words_of_the_generator():
         ck.philox4x32((0, 0, 0, 2**32), (0, 0))
     with pytest.raises(TypeError, match="a word must be an integer"):
         ck.philox4x32((0, 0, 0, 0), (0, 0.5))
+
+
+def test_marks():
+    labels = good()["sigmoid_cross_entropy"]["labels"]
+    labels[2, 3] = 2
+    refused(
+        "sigmoid_cross_entropy", ValueError, r"labels\[2, 3\] = 2 is neither 0 nor 1 and the", labels=labels
+    )
+    for scale in (np.nan, np.inf):
+        refused("sigmoid_cross_entropy", ValueError, "scale must be finite", scale=scale)
