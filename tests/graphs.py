@@ -31,10 +31,14 @@ def make(
     ids: Any = None,
     features: int = FEATURES,
     classes: int = CLASSES,
+    several: bool = False,
     seed: int = 0,
     name: str = "graph",
 ) -> GraphData:
-    """A graph from pairs, with random features and labels; thirds train, validation and test."""
+    """A graph from pairs, with random features and labels; thirds train, validation and test.
+
+    `several`: a vertex may have several classes.
+    """
     rng = np.random.default_rng(seed)
     x: Any = rng.standard_normal((n, features))
     if sparse:
@@ -48,7 +52,7 @@ def make(
     return from_arrays(
         sp.coo_array((values, (np.asarray(sources, int), np.asarray(destinations, int))), shape=(n, n)),
         x,
-        labels,
+        _several(rng, labels, classes) if several else labels,
         train=split_train,
         validation=rest[: len(rest) // 2],
         test=rest[len(rest) // 2 :],
@@ -56,6 +60,13 @@ def make(
         n_classes=classes,
         name=name,
     )
+
+
+def _several(rng: np.random.Generator, labels: np.ndarray, classes: int) -> np.ndarray:
+    """A third of all classes for each vertex with a label, rather those of small numbers."""
+    marks = (rng.random((len(labels), classes)) < np.linspace(0.5, 0.1, classes)).astype(np.int8)
+    marks[labels < 0] = -1
+    return marks
 
 
 def _both(sources: Any, destinations: Any) -> tuple[np.ndarray, np.ndarray]:

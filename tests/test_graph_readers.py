@@ -43,6 +43,14 @@ def sparse_content(**changes: Any) -> dict[str, Any]:
     return content(**{**keys, "x_shape": np.array([N, 3]), **changes})
 
 
+MARKS = np.array([[1, 0, 0], [0, 1, 1], [0, 0, 0], [1, 1, 1], [0, 0, 1], [1, 0, 0]])
+
+
+def several(**changes: Any) -> dict[str, Any]:
+    """A file in which vertices have any number of classes."""
+    return content(**{"y": MARKS, **changes})
+
+
 def changed(key: str, position: Any, value: Any, base: dict[str, Any] | None = None) -> dict[str, Any]:
     """The right file with one value changed."""
     keys = content() if base is None else base
@@ -91,6 +99,42 @@ def test_label_types(save, dtype):
     y = np.array([0, 1, 0, 1, 1, 0]).astype(dtype)
     assert read_npz(save(content(y=y))).labels.tolist() == [0, 1, 0, 1, 1, 0]
     assert read_npz(save(content(y=y[:, None]))).labels.tolist() == [0, 1, 0, 1, 1, 0]
+
+
+@pytest.mark.parametrize("dtype", [bool, np.int8, np.uint8, np.int64, ">i4", np.float32])
+def test_any_number_of_classes(save, dtype):
+    graph = read_npz(save(several(y=MARKS.astype(dtype))))
+    assert (graph.labels.dtype, graph.n_classes, graph.labels.flags.c_contiguous) == (np.uint8, 3, True)
+    assert np.array_equal(graph.labels, MARKS)
+    assert graph.split.tolist() == [1, 1, 2, 3, 0, 3]
+
+
+@pytest.mark.parametrize("unknown", [-1.0, np.nan])
+def test_rows_of_unknown_marks_are_unlabelled(save, unknown):
+    graph = read_npz(save(changed("y", 1, unknown, several(y=MARKS * 1.0))))
+    assert graph.labels[1].tolist() == [255] * 3
+    assert np.array_equal(np.delete(graph.labels, 1, 0), np.delete(MARKS, 1, 0))
+    assert graph.split[1] == 0
+    assert "1 unlabelled vertices dropped from the train set" in graph.notes
+
+
+def test_classes_as_sets(save):
+    matrix = sp.csr_array(MARKS)
+    keys = {"y": None, "y_indptr": matrix.indptr, "y_indices": matrix.indices}
+    assert np.array_equal(read_npz(save(content(**keys))).labels, MARKS)
+    graph = read_npz(save(content(**keys, meta='{"num_classes": 5}')))
+    assert graph.n_classes == 5 and not graph.labels[:, 3:].any()
+    for form in (sp.csr_array, sp.coo_matrix, sp.csc_array):
+        built = build(labels=form(MARKS.astype(float)))
+        assert built.labels.dtype == np.uint8 and np.array_equal(built.labels, MARKS)
+    with pytest.raises(InputError, match="labels: vertex 0, class 0: 2 is not 0 or 1"):
+        build(labels=sp.csr_array(2 * MARKS))
+
+
+def test_splits_are_drawn_from_vertices_with_marks(save):
+    keys = changed("y", 5, -1, several(train_idx=None, val_idx=None, test_idx=None))
+    graph = read_npz(save(keys))
+    assert graph.split[5] == 0 and np.count_nonzero(graph.split) == 5
 
 
 def test_nan_labels_are_unlabelled(save):
@@ -292,9 +336,46 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         content(y=np.zeros(5, int)),
         r"y: has shape \(5,\), expected one label for each of the 6",
     ),
-    "multi-hot": (
-        content(y=np.zeros((6, 4), np.uint8)),
-        r"y: has shape \(6, 4\): multi-hot labels are not available",
+    "marks short": (
+        content(y=np.zeros((5, 4), np.uint8)),
+        r"y: has shape \(5, 4\), expected one row for each of the 6",
+    ),
+    "mark of 2": (changed("y", (4, 2), 2, several()), "y: vertex 4, class 2: 2 is not 0 or 1"),
+    "mark of 255": (
+        changed("y", 4, 255, several(y=MARKS.astype(np.uint8))),
+        "y: vertex 4, class 0: 255 is not 0 or 1",
+    ),
+    "mark broken": (
+        changed("y", (3, 1), 0.5, several(y=MARKS * 1.0)),
+        r"y: vertex 3, class 1: 0\.5 is not 0 or 1",
+    ),
+    "marks half unknown": (
+        changed("y", (3, 1), NAN, several(y=MARKS * 1.0)),
+        "y: vertex 3, class 1: nan beside known labels: a vertex has labels for all classes, or",
+    ),
+    "marks text": (content(y=np.full((6, 2), "1")), "y: has dtype <U1, expected 0 and 1"),
+    "marks against meta": (
+        several(meta='{"num_classes": 4}'),
+        "y: has 3 columns, but the number of classes is 4",
+    ),
+    "labels twice": (
+        several(y_indptr=np.zeros(7, int), y_indices=np.zeros(0, int)),
+        "has labels twice",
+    ),
+    "label sets short": (
+        content(y=None, y_indptr=np.array([0, 1]), y_indices=np.array([1])),
+        r"y_indptr: has 2 entries, expected vertices \+ 1 = 7",
+    ),
+    "label sets range": (
+        content(
+            y=None, y_indptr=np.arange(7), y_indices=np.array([0, 1, 3, 1, 0, 0]), meta='{"num_classes": 3}'
+        ),
+        r"y_indices: position 2 \(row 2\): 3 is not in 0\.\.2",
+    ),
+    "label sets without indices": (content(y=None, y_indptr=np.arange(7)), "key 'y_indices' is missing"),
+    "label sets of one class": (
+        content(y=None, y_indptr=np.arange(7), y_indices=np.zeros(6, int)),
+        r"y_indices: has shape \(6, 1\), expected \(6, number of classes\), at least 2",
     ),
     "classes wrong": (
         content(meta='{"num_classes": "two"}'),

@@ -97,6 +97,36 @@ def test_nothing_is_stored_twice_or_for_nothing(tmp_path):
         assert all(file["in_edges"][name].chunks is None for name in file["in_edges"])
 
 
+def test_labels_of_several_classes(tmp_path):
+    graph = clean(undirected_random(several=True, unlabelled=[3, 8]))
+    owner = partition(graph, 3, "hash")
+    manifest = write_folder(graph, owner, tmp_path)
+    assert read_manifest(tmp_path) == manifest and manifest.several_classes
+    assert manifest.labelled == graph.n - 2 == sum(entry.labelled for entry in manifest.parts)
+    for part in build_parts(graph, owner):
+        check_same_part(part, read_part(tmp_path, manifest, part.index))
+        assert np.array_equal(part.labels, graph.labels[part.gid])
+    with h5py.File(tmp_path / manifest.parts[0].file) as file:
+        assert file["labels"].dtype == np.uint8 and file["labels"].shape[1] == graph.n_classes
+    rewrite(tmp_path, label_kind="one")
+    with pytest.raises(InputError, match="not a part file of format 1: its labels have shape"):
+        read_part(tmp_path, read_manifest(tmp_path), 0)
+    rewrite(tmp_path, label_kind="many")
+    with pytest.raises(InputError, match="key 'label_kind' must be one or several, got 'many'"):
+        read_manifest(tmp_path)
+
+
+def test_folders_of_before_have_one_class_a_vertex(tmp_path):
+    graph = clean(undirected_random())
+    write_folder(graph, partition(graph, 2), tmp_path)
+    path = tmp_path / "manifest.json"
+    old = json.loads(path.read_text())
+    assert old.pop("label_kind") == "one"
+    path.write_text(json.dumps(old))
+    assert not read_manifest(tmp_path).several_classes
+    read_part(tmp_path, read_manifest(tmp_path), 1)
+
+
 def test_text_ids_are_utf8_for_any_reader(tmp_path):
     graph = awkward("text_ids")
     manifest = write_folder(graph, np.zeros(graph.n, int), tmp_path, order="none")

@@ -14,7 +14,7 @@ import scipy.sparse as sp
 from dorylus_hpc.errors import InputError
 from dorylus_hpc.graph import csr
 from dorylus_hpc.graph.csr import Edges
-from dorylus_hpc.graph.data import MAX_VERTICES, UNLABELLED
+from dorylus_hpc.graph.data import MAX_VERTICES, UNLABELLED, UNLABELLED_MARK
 
 ROWS_AT_ONCE = 65536  # feature rows scanned at a time, so that the scan needs no second copy
 EXACT_FLOAT32 = 2**24  # integers up to here are exact in float32
@@ -157,23 +157,77 @@ def _refuse_value(value: Any, vertex: int, column: int, where: str) -> NoReturn:
 # --- labels and ids
 
 
+def labels(y: Any, n: int, n_classes: int | None, where: str) -> tuple[np.ndarray, int]:
+    """Labels in a form of `GraphData`, told by the shape, and the number of classes."""
+    array = np.asarray(y)
+    if array.ndim == 2 and array.shape[1] > 1:
+        return marks(array, n, n_classes, where)
+    return class_labels(array, n, n_classes, where)
+
+
 def class_labels(y: Any, n: int, n_classes: int | None, where: str) -> tuple[np.ndarray, int]:
-    """Labels as int32 (-1 or NaN: unlabelled), and the number of classes."""
+    """Labels of one class a vertex as int32 (-1 or NaN: unlabelled), and the number of classes."""
     array = np.asarray(y)
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
-    if array.ndim == 2:
+    if array.shape != (n,):
         refuse(
             where,
-            f"has shape {array.shape}: multi-hot labels are not available in this version",
+            f"has shape {array.shape}, expected one label for each of the {n} vertices, "
+            f"or ({n}, number of classes)",
         )
-    if array.shape != (n,):
-        refuse(where, f"has shape {array.shape}, expected one label for each of the {n} vertices")
     array = _whole_labels(array, where)
     if (bad := first(array < UNLABELLED)) is not None:
         refuse(where, f"vertex {bad}: label {array[bad]} is negative; only -1 (unlabelled) may be")
     n_classes = _class_count(array, n_classes, where)
     return array.astype(np.int32), n_classes
+
+
+def marks(y: np.ndarray, n: int, n_classes: int | None, where: str) -> tuple[np.ndarray, int]:
+    """Labels of any number of classes a vertex as uint8 (255: unlabelled), and the number of classes."""
+    if y.shape[0] != n:
+        refuse(where, f"has shape {y.shape}, expected one row for each of the {n} vertices")
+    if n_classes is not None and n_classes != y.shape[1]:
+        refuse(where, f"has {y.shape[1]} columns, but the number of classes is {n_classes}")
+    if y.dtype.kind not in "iufb":
+        refuse(where, f"has dtype {y.dtype}, expected 0 and 1 (a row of -1 or NaN: unlabelled)")
+    checked = np.empty(y.shape, np.uint8)
+    for start in range(0, n, ROWS_AT_ONCE):
+        rows = y[start : start + ROWS_AT_ONCE]
+        unknown: np.ndarray = np.isnan(rows) if y.dtype.kind == "f" else np.zeros(rows.shape, bool)
+        if y.dtype.kind in "if":
+            unknown |= rows == UNLABELLED
+        if (bad := first(~((rows == 0) | (rows == 1) | unknown).ravel())) is not None:
+            row, column = divmod(bad, y.shape[1])
+            refuse(where, f"vertex {start + row}, class {column}: {rows[row, column]} is not 0 or 1")
+        whole = np.asarray(unknown.all(axis=1))
+        if (bad := first(unknown.any(axis=1) & ~whole)) is not None:
+            column = int(unknown[bad].argmax())
+            refuse(
+                where,
+                f"vertex {start + bad}, class {column}: {rows[bad, column]} beside known labels: "
+                "a vertex has labels for all classes, or (a row of -1 or NaN) for none",
+            )
+        checked[start : start + ROWS_AT_ONCE] = rows == 1
+        checked[start : start + ROWS_AT_ONCE][whole] = UNLABELLED_MARK
+    return checked, int(y.shape[1])
+
+
+def sparse_marks(matrix: sp.csr_array, n: int, n_classes: int | None, where: str) -> tuple[np.ndarray, int]:
+    """As `marks`, of a CSR matrix with a stored 1 for each class of a vertex: all vertices are labelled."""
+    if matrix.ndim != 2 or matrix.shape[0] != n or matrix.shape[1] < 2:
+        refuse(where, f"has shape {matrix.shape}, expected ({n}, number of classes), at least 2 classes")
+    starts = row_starts(matrix.indptr, len(matrix.indices), f"{where}.indptr", f"{where}.indices")
+    columns(matrix.indices, starts, matrix.shape[1], f"{where}.indices")
+    values: Any = matrix.data
+    if (bad := first((values != 0) & (values != 1))) is not None:
+        place = f"vertex {row_at(matrix.indptr, bad)}, class {matrix.indices[bad]}"
+        refuse(where, f"{place}: {values[bad]} is not 0 or 1")
+    dense = np.zeros(matrix.shape, np.uint8)
+    rows = np.repeat(np.arange(n), np.diff(matrix.indptr))
+    is_set = values == 1
+    dense[rows[is_set], matrix.indices[is_set]] = 1
+    return marks(dense, n, n_classes, where)
 
 
 def _whole_labels(array: np.ndarray, where: str) -> np.ndarray:

@@ -13,7 +13,13 @@ from dorylus_hpc.graph.csr import Edges
 NO_SPLIT, TRAIN, VALIDATION, TEST = 0, 1, 2, 3
 SPLIT_NAMES = {TRAIN: "train", VALIDATION: "validation", TEST: "test"}
 UNLABELLED = -1
+UNLABELLED_MARK = 255  # in every column of a vertex without labels, where vertices may have several classes
 MAX_VERTICES = 2**31 - 1  # vertices and rows are int32 everywhere; edges are counted in int64
+
+
+def is_labelled(labels: np.ndarray) -> np.ndarray:
+    """Tell which vertices have labels, given in either form of `GraphData.labels`."""
+    return labels != UNLABELLED if labels.ndim == 1 else labels[:, 0] != UNLABELLED_MARK
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,8 +38,9 @@ class GraphData:
         Edge weights (finite, not negative); None where every edge counts one.
     features : ndarray, shape (n, f), or scipy.sparse.csr_array of that shape
         float32 or float64, finite.
-    labels : ndarray of int32, shape (n,)
-        -1 means unlabelled.
+    labels : ndarray of int32, shape (n,), or of uint8, shape (n, n_classes)
+        The class of each vertex, -1 where unlabelled; or, where a vertex may have several classes, 1 for each
+        of them and 0 for the others, and 255 in all columns where unlabelled.
     n_classes : int
     split : ndarray of uint8, shape (n,)
         0 in no set, 1 train, 2 validation, 3 test. Only labelled vertices are in a set.

@@ -68,6 +68,8 @@ class Manifest:
         How the folder was made: partitioner, order, seed, ...
     id_kind : str
         'gid' (no ids were given), 'int64' or 'str'.
+    label_kind : str
+        'one' class a vertex, or 'several'. Folders prepared before this key was known have one.
     """
 
     version: int
@@ -90,6 +92,12 @@ class Manifest:
     edge_cut: int
     options: dict[str, Any]
     id_kind: str
+    label_kind: str = "one"
+
+    @property
+    def several_classes(self) -> bool:
+        """Whether a vertex may have several classes."""
+        return self.label_kind == "several"
 
 
 def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
@@ -176,6 +184,8 @@ def _typed(cls: Callable[..., Any], raw: Any, where: str) -> Any:
 
 def _problems(manifest: Manifest, folder: Path) -> Iterator[str]:
     """What does not add up."""
+    if manifest.label_kind not in ("one", "several"):
+        yield f"key 'label_kind' must be one or several, got {manifest.label_kind!r:.40}"
     sums = {"own": manifest.vertices, "in_edges": manifest.edges, "out_edges": manifest.edges}
     sums |= {"in_ghosts": manifest.ghosts}
     sums |= {name: getattr(manifest, name) for name in ("labelled", "train", "validation", "test")}

@@ -102,7 +102,7 @@ class Part:
         Row = source, indices = destinations. The very same object as `in_edges` if the whole graph is
         symmetric in structure and weights.
     features : ndarray or scipy.sparse.csr_array, shape (n_own, f)
-    labels : ndarray of int32, shape (n_own,)
+    labels : ndarray of int32, shape (n_own,), or of uint8, shape (n_own, n_classes)
     split : ndarray of uint8, shape (n_own,)
         As in `GraphData`.
     """

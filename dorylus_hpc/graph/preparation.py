@@ -12,7 +12,7 @@ from scipy.sparse.csgraph import connected_components
 from dorylus_hpc.errors import InputError
 from dorylus_hpc.graph import datasets
 from dorylus_hpc.graph.clean import clean
-from dorylus_hpc.graph.data import SPLIT_NAMES, UNLABELLED, GraphData
+from dorylus_hpc.graph.data import SPLIT_NAMES, GraphData, is_labelled
 from dorylus_hpc.graph.manifest import Manifest
 from dorylus_hpc.graph.partitioners import partition
 from dorylus_hpc.graph.readers import read_npz
@@ -115,17 +115,18 @@ def prepare_folder(
 
 def _describe(graph: GraphData) -> list[str]:
     """The graph as it goes into the parts, and what was changed."""
-    labelled = int(np.count_nonzero(graph.labels != UNLABELLED))
+    labelled = int(np.count_nonzero(is_labelled(graph.labels)))
     sets = ", ".join(
         f"{np.count_nonzero(graph.split == value)} {name}" for value, name in SPLIT_NAMES.items()
     )
     weighted = ", weighted" if graph.weights is not None else ""
     kind = "sparse" if graph.sparse_features else "dense"
+    several = ", several a vertex" if graph.labels.ndim == 2 else ""
     components, _ = connected_components(graph.edges.matrix(graph.n), directed=False)
     isolated = int(np.count_nonzero(~_touched(graph)))
     return [
         f"{graph.name}: {graph.n} vertices, {graph.n_edges} arcs{weighted}, "
-        f"{graph.n_features} {kind} features ({graph.features.dtype}), {graph.n_classes} classes",
+        f"{graph.n_features} {kind} features ({graph.features.dtype}), {graph.n_classes} classes{several}",
         f"labelled: {labelled} vertices; {sets}",
         f"connected components: {components}, {isolated} of them isolated vertices",
         *(f"note: {note}" for note in graph.notes),

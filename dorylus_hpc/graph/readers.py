@@ -22,6 +22,7 @@ from dorylus_hpc.graph.data import TEST, TRAIN, VALIDATION, GraphData
 
 SET_KEYS = {TRAIN: "train_idx", VALIDATION: "val_idx", TEST: "test_idx"}
 CSR_KEYS = ("x_indptr", "x_indices", "x_data", "x_shape")
+LABEL_CSR_KEYS = ("y_indptr", "y_indices")
 KNOWN_KEYS = {
     "indptr",
     "indices",
@@ -29,6 +30,7 @@ KNOWN_KEYS = {
     "x",
     *CSR_KEYS,
     "y",
+    *LABEL_CSR_KEYS,
     *SET_KEYS.values(),
     "splits",
     "ids",
@@ -40,9 +42,10 @@ def read_npz(path: str | os.PathLike[str], *, split: int | None = None, seed: in
     """Read a graph from one ``.npz`` file.
 
     Keys: ``indptr, indices`` (out-edges in CSR form), ``weights`` (optional, one an edge), ``x``
-    (n, f) or ``x_indptr, x_indices, x_data, x_shape``, ``y`` (whole numbers; -1 or NaN: unlabelled),
-    ``train_idx, val_idx, test_idx`` (indices or masks) or ``splits`` (k, n), ``ids`` (optional) and
-    ``meta`` (optional JSON; ``name``, ``num_classes`` and ``classes`` are used).
+    (n, f) or ``x_indptr, x_indices, x_data, x_shape``, ``y`` (whole numbers; -1 or NaN: unlabelled; or,
+    where vertices have several classes, 0 and 1 in (n, classes)) or ``y_indptr, y_indices`` (the classes of
+    each vertex), ``train_idx, val_idx, test_idx`` (indices or masks) or ``splits`` (k, n), ``ids`` (optional)
+    and ``meta`` (optional JSON; ``name``, ``num_classes`` and ``classes`` are used).
 
     Parameters
     ----------
@@ -70,7 +73,7 @@ def read_npz(path: str | os.PathLike[str], *, split: int | None = None, seed: in
             weights = checks.edge_weights(file["weights"], edges, file.where("weights"))
             edges = Edges(edges.indptr, edges.indices, weights)
         n = edges.n_rows
-        labels, n_classes = checks.class_labels(file["y"], n, _meta_classes(meta, file), file.where("y"))
+        labels, n_classes = _npz_labels(file, n, _meta_classes(meta, file))
         vertex_split, split_notes = _npz_split(file, split, labels, seed)
         unused = sorted(set(file.keys) - KNOWN_KEYS)
         notes += [f"key {key!r} is not used" for key in unused] + split_notes
@@ -108,14 +111,15 @@ def from_arrays(
         Entry [i, j] is the edge i -> j. Repeated entries stay repeated edges and explicit zeros stay
         edges of weight 0. If all values are one (or True), the graph is unweighted.
     features : array_like or SciPy sparse, shape (n, f)
-    labels : array_like, shape (n,)
-        Whole numbers; -1 or NaN: unlabelled.
+    labels : array_like, shape (n,), or array_like or SciPy sparse, shape (n, classes)
+        Whole numbers; -1 or NaN: unlabelled. Or, for vertices of several classes, 1 for each of them and 0
+        for the others; a row of -1 or NaN: unlabelled.
     train, validation, test : array_like, optional
         Indices or boolean masks. With none of them a 60/20/20 % split is drawn with `seed`.
     ids : array_like, shape (n,), optional
         The user's ids: whole numbers or text.
     n_classes : int, optional
-        By default the largest label + 1.
+        By default the largest label + 1, or the columns of `labels`.
     name : str
     seed : int
 
@@ -130,7 +134,10 @@ def from_arrays(
     """
     edges = _scipy_edges(adjacency)
     n = edges.n_rows
-    checked, classes = checks.class_labels(labels, n, n_classes, "labels")
+    if sp.issparse(labels):
+        checked, classes = checks.sparse_marks(sp.csr_array(labels), n, n_classes, "labels")
+    else:
+        checked, classes = checks.labels(labels, n, n_classes, "labels")
     given = {TRAIN: (train, "train"), VALIDATION: (validation, "validation"), TEST: (test, "test")}
     vertex_split, notes = _split_of_sets(given, checked, seed, "train, validation, test")
     return _assemble(
@@ -341,6 +348,23 @@ def _npz_features(file: _Npz, n: int) -> Any:
         checks.refuse(file.where("x_shape"), f"is {shape}, expected [{n}, number of features]")
     where = (file.where("x_indptr"), file.where("x_indices"), file.where("x_data"))
     return _checked_csr(indptr, indices, data, tuple(shape), n, where)
+
+
+def _npz_labels(file: _Npz, n: int, n_classes: int | None) -> tuple[np.ndarray, int]:
+    if not any(key in file for key in LABEL_CSR_KEYS):
+        return checks.labels(file["y"], n, n_classes, file.where("y"))
+    if "y" in file:
+        checks.refuse(str(file.path), "has labels twice (y, and y_indptr with y_indices); keep one of them")
+    indptr, indices = (file[key] for key in LABEL_CSR_KEYS)
+    where = [file.where(key) for key in LABEL_CSR_KEYS]
+    indices = checks.integers(indices, where[1])
+    starts = checks.row_starts(indptr, len(indices), where[0], where[1])
+    if len(starts) != n + 1:
+        checks.refuse(where[0], f"has {len(starts)} entries, expected vertices + 1 = {n + 1}")
+    width = int(indices.max(initial=-1)) + 1 if n_classes is None else n_classes
+    indices = checks.columns(indices, starts, width, where[1])
+    ones = np.ones(len(indices), np.uint8)
+    return checks.sparse_marks(sp.csr_array((ones, indices, starts), shape=(n, width)), n, width, where[1])
 
 
 def _npz_split(file: _Npz, row: int | None, labels: np.ndarray, seed: int) -> tuple[np.ndarray, list[str]]:

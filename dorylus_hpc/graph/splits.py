@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dorylus_hpc.graph.checks import first, integers, refuse
-from dorylus_hpc.graph.data import NO_SPLIT, SPLIT_NAMES, TEST, TRAIN, UNLABELLED, VALIDATION
+from dorylus_hpc.graph.data import NO_SPLIT, SPLIT_NAMES, TEST, TRAIN, VALIDATION, is_labelled
 
 ROW_VALUES = {0: TRAIN, 1: VALIDATION, 2: TEST, 255: NO_SPLIT}  # of a `splits` array
 
@@ -82,7 +82,7 @@ def draw(labels: np.ndarray, seed: int) -> tuple[np.ndarray, str]:
     """A random split of the labelled vertices, 60/20/20 %, and the note that says so."""
     if seed < 0:
         refuse("seed", f"must not be negative, got {seed}")
-    order = np.random.default_rng(seed).permutation(np.flatnonzero(labels != UNLABELLED))
+    order = np.random.default_rng(seed).permutation(np.flatnonzero(is_labelled(labels)))
     ends = (max(1, round(0.6 * len(order))), round(0.8 * len(order)))
     split = np.zeros(len(labels), np.uint8)
     sets = dict(zip(SPLIT_NAMES, np.split(order, ends), strict=True))
@@ -94,7 +94,7 @@ def draw(labels: np.ndarray, seed: int) -> tuple[np.ndarray, str]:
 
 def labelled_only(split: np.ndarray, labels: np.ndarray, where: str) -> tuple[np.ndarray, list[str]]:
     """Take unlabelled vertices out of all sets, say how many, and insist on a training vertex."""
-    outside = (split != NO_SPLIT) & (labels == UNLABELLED)
+    outside = (split != NO_SPLIT) & ~is_labelled(labels)
     notes = [
         f"{dropped} unlabelled vertices dropped from the {name} set"
         for value, name in SPLIT_NAMES.items()

@@ -7,7 +7,8 @@
         out_edges/           the same; only if the graph is not symmetric
 
 What is absent has no dataset: weights of an unweighted graph, ids that are just gids, a second direction
-of a symmetric graph. Arrays are contiguous and move in slices well under 2 GB.
+of a symmetric graph. Arrays are contiguous and move in slices well under 2 GB. Labels are a class a vertex
+or, where a vertex may have several, a byte a class.
 
 A part can be read in two steps: its structure, which is all but the values of features, and then those values
 in slices, as `StoredFeatures`. Each step has a checksum of its own, so what was read first may be used while
@@ -32,7 +33,7 @@ import scipy.sparse as sp
 from dorylus_hpc.errors import InputError
 from dorylus_hpc.files import atomic_path
 from dorylus_hpc.graph import csr
-from dorylus_hpc.graph.data import TEST, TRAIN, UNLABELLED, VALIDATION, GraphData
+from dorylus_hpc.graph.data import TEST, TRAIN, VALIDATION, GraphData, is_labelled
 from dorylus_hpc.graph.manifest import MANIFEST, VERSION, Manifest, PartEntry, read_manifest
 from dorylus_hpc.graph.part_file import (
     StoredArray,
@@ -120,6 +121,7 @@ def write_folder(
             edge_cut=totals["edge_cut"],
             options=dict(options or {}),
             id_kind=id_kind,
+            label_kind="several" if graph.labels.ndim == 2 else "one",
             **_label_counts(graph.labels, graph.split),
         )
         with atomic_path(folder / MANIFEST) as temporary:
@@ -133,7 +135,7 @@ def write_folder(
 
 def _label_counts(labels: np.ndarray, split: np.ndarray) -> dict[str, int]:
     return {
-        "labelled": int(np.count_nonzero(labels != UNLABELLED)),
+        "labelled": int(np.count_nonzero(is_labelled(labels))),
         "train": int(np.count_nonzero(split == TRAIN)),
         "validation": int(np.count_nonzero(split == VALIDATION)),
         "test": int(np.count_nonzero(split == TEST)),
@@ -339,7 +341,9 @@ def _check_counts(path: Path, part: Part, entry: PartEntry) -> None:
 
 def _read_part(file: h5py.File, manifest: Manifest, index: int) -> Part:
     """Read all but the features."""
-    gid = _read(file, "gid")
+    gid, labels = _read(file, "gid"), _read(file, "labels")
+    if labels.shape != gid.shape + ((manifest.classes,) if manifest.several_classes else ()):
+        raise ValueError(f"its labels have shape {labels.shape}")
     in_degree = _read(file, "in_degree")
     in_edges = _read_adjacency(file["in_edges"], manifest.directed)
     return Part(
@@ -351,7 +355,7 @@ def _read_part(file: h5py.File, manifest: Manifest, index: int) -> Part:
         in_edges=in_edges,
         out_edges=_read_adjacency(file["out_edges"], True) if manifest.directed else in_edges,
         features=None,
-        labels=_read(file, "labels"),
+        labels=labels,
         split=_read(file, "split"),
     )
 
