@@ -129,7 +129,7 @@ def infer(
     comm: Intracomm | None = None,
     weights: str = "best",
 ) -> Predictions | None:
-    """Predict a class for every vertex. Collective over `comm`.
+    """Predict a class, or classes, for every vertex. Collective over `comm`.
 
     Parameters
     ----------

@@ -123,15 +123,24 @@ class TrainConfig:
     )
     target_accuracy: float = _option(
         0.0,
-        "validation accuracy at which to stop; 0: never",
+        "validation accuracy, or other metric, at which to stop; 0: never",
         check=("in [0, 1]", lambda value: 0 <= value <= 1),
     )
+    metric: str = _option(
+        "auto",
+        "what the best weights, the target and patience go by; auto: f1-micro where vertices have several "
+        "classes, accuracy otherwise",
+        choices=("auto", "accuracy", "f1-micro", "f1-macro", "auc"),
+    )
+    class_weights: str = _option(
+        "none", "weights of classes in the loss: none, balanced, or a file with a number a class"
+    )
     patience: int = _option(
-        0, "stop after so many epochs without a better validation accuracy; 0: never", check=_COUNT
+        0, "stop after so many epochs without a better validation metric; 0: never", check=_COUNT
     )
     switch_margin: float = _option(
         0.0,
-        "async: go on in pipe when the validation accuracy is so close to the target; 0: never",
+        "async: go on in pipe when the validation metric is so close to the target; 0: never",
         check=("in [0, 1]", lambda value: 0 <= value <= 1),
     )
     dense_delay: float = _option(

@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = make_parser(PROGRAM, "Predict a class for every vertex, under the ids it was given.")
+    parser = make_parser(PROGRAM, "Predict a class, or classes, for every vertex, under its own id.")
     parser.add_argument("--run-dir", required=True, type=Path, help="folder of a finished training run")
     parser.add_argument("--data", required=True, help="prepared folder, FILE.npz, or the name of a data set")
     parser.add_argument(

@@ -39,14 +39,11 @@ def _run(comm: Intracomm, config: TrainConfig) -> None:
 
 def _report(result: TrainingResult) -> None:
     summary = result.summary
-    accuracy = {
-        name: summary[f"{name}_accuracy"]["best_validation"]
-        for name in ("train", "val", "test")
-        if summary[f"{name}_accuracy"]["best_validation"] is not None
-    }
-    words = ", ".join(f"{name} {value:.4f}" for name, value in accuracy.items())
+    metric = summary["metric"]
+    found = {name: metric[name]["best_validation"] for name in ("train", "val", "test")}
+    words = ", ".join(f"{name} {value:.4f}" for name, value in found.items() if value is not None)
     print(
-        f"accuracy of the best weights (after epoch {summary['best_epoch']}): {words}\n"
+        f"{metric['name']} of the best weights (after epoch {summary['best_epoch']}): {words}\n"
         f"{summary['epochs']} epochs, median {summary['epoch_seconds']['median']:.4f} s an epoch\n"
         f"{_spent(summary)}"
         f"results are in {result.run_dir}: summary.json, metrics.jsonl, checkpoint.h5, config.toml\n"

@@ -4,4 +4,4 @@ This package is the archive that is uploaded to AWS Lambda; the graph servers im
 the dense stage maths exists once. It imports nothing else of this project.
 """
 
-VERSION = "1"  # of the protocol and of what an archive can compute
+VERSION = "2"  # of the protocol and of what an archive can compute

@@ -519,7 +519,12 @@ def self_gradient(d_out: np.ndarray, own: np.ndarray, out: np.ndarray | None = N
 
 
 def softmax_cross_entropy(
-    logits: np.ndarray, labels: np.ndarray, mask: np.ndarray, *, scale: float = 1.0
+    logits: np.ndarray,
+    labels: np.ndarray,
+    mask: np.ndarray,
+    *,
+    class_weights: np.ndarray | None = None,
+    scale: float = 1.0,
 ) -> tuple[float, np.ndarray]:
     """Return the sum of -log softmax(logits)[label] over the rows of a mask, and its gradient.
 
@@ -531,6 +536,8 @@ def softmax_cross_entropy(
         In 0 .. n_classes - 1 where the mask is set, anything elsewhere.
     mask : ndarray, (n,)
         Not 0 in the rows that count.
+    class_weights : ndarray, (n_classes,), float64, optional
+        Factor of a row, in the sum and the gradient, by its label.
     scale : float
         Factor of the gradient, not of the sum.
 
@@ -539,18 +546,15 @@ def softmax_cross_entropy(
     loss : float
         In nats.
     d_logits : ndarray, (n, n_classes)
-        ``scale * (softmax - onehot)`` in the rows of the mask, exactly 0 elsewhere.
+        ``scale * weight * (softmax - onehot)`` in the rows of the mask, exactly 0 elsewhere.
 
     Raises
     ------
     TypeError, ValueError
         Dtypes or shapes that do not fit together, or a label out of range under the mask.
     """
-    _check_float("logits", logits, 2)
-    n, n_classes = logits.shape
-    for name, array in (("labels", labels), ("mask", mask)):
-        if array.shape != (n,):
-            raise ValueError(f"{name} must have shape {(n,)}, got {array.shape}")
+    _check_loss(logits, labels, mask, (len(logits),), "class_weights", class_weights)
+    n_classes = logits.shape[1]
     d_logits = np.zeros_like(logits)
     rows = np.flatnonzero(mask)
     if len(rows) == 0:
@@ -565,31 +569,145 @@ def softmax_cross_entropy(
     picked = z[np.arange(len(rows)), wanted]
     np.exp(z, out=z)
     totals = z.sum(axis=1)
-    loss = float(np.cumsum(np.log(totals) - picked)[-1])  # row after row, like the compiled twin
+    losses = np.log(totals) - picked
     z /= totals[:, None]
     z[np.arange(len(rows)), wanted] -= 1.0
-    z *= scale
+    if class_weights is None:
+        z *= scale
+    else:
+        weights = class_weights[wanted]
+        losses *= weights
+        z *= (scale * weights)[:, None]
     d_logits[rows] = z
-    return loss, d_logits
+    return float(np.cumsum(losses)[-1]), d_logits  # row after row, like the compiled twin
 
 
-def count_correct(logits: np.ndarray, labels: np.ndarray, split: np.ndarray, n_sets: int) -> np.ndarray:
-    """Count right answers by set.
+def sigmoid_cross_entropy(
+    logits: np.ndarray,
+    labels: np.ndarray,
+    mask: np.ndarray,
+    *,
+    pos_weight: np.ndarray | None = None,
+    scale: float = 1.0,
+) -> tuple[float, np.ndarray]:
+    """Return the sum of all classes' binary cross-entropies over the rows of a mask, and its gradient.
 
     Parameters
     ----------
     logits : ndarray, (n, n_classes)
-    labels : ndarray, (n,), int
-        -1: unlabelled, never right.
+        Computed in double precision whatever their dtype; none overflows.
+    labels : ndarray, (n, n_classes), uint8
+        1 for the classes of a vertex and 0 for the others where the mask is set, anything elsewhere.
+    mask : ndarray, (n,)
+        Not 0 in the rows that count.
+    pos_weight : ndarray, (n_classes,), float64, optional
+        Factor of what a class costs the vertices that have it.
+    scale : float
+        Factor of the gradient, not of the sum.
+
+    Returns
+    -------
+    loss : float
+        In nats.
+    d_logits : ndarray, (n, n_classes)
+        In the rows of the mask ``scale * weight * (sigmoid - 1)`` for classes that the vertex has and
+        ``scale * sigmoid`` for the others; exactly 0 elsewhere.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Dtypes or shapes that do not fit together, or a label that is neither 0 nor 1 under the mask.
+    """
+    _check_loss(logits, labels, mask, logits.shape, "pos_weight", pos_weight)
+    d_logits = np.zeros_like(logits)
+    rows = np.flatnonzero(mask)
+    if logits[rows].size == 0:
+        return 0.0, d_logits
+    has = labels[rows]
+    if has.max() > 1:
+        raise ValueError(f"labels under the mask must be 0 or 1, got {has.max()}")
+    sign = 1.0 - 2.0 * has  # -1 for a class that the vertex has
+    z = logits[rows] * sign  # large where the answer is wrong
+    decay = np.exp(-np.abs(z))
+    losses = np.log1p(decay) + np.maximum(z, 0)
+    slopes = np.where(z < 0, decay, 1.0) / (1.0 + decay) * sign
+    if pos_weight is not None:
+        weights = np.where(has, pos_weight, 1.0)
+        losses *= weights
+        slopes *= weights
+    slopes *= scale
+    d_logits[rows] = slopes
+    return float(np.cumsum(losses.sum(axis=1))[-1]), d_logits
+
+
+def _check_loss(
+    logits: np.ndarray,
+    labels: np.ndarray,
+    mask: np.ndarray,
+    labels_shape: tuple[int, ...],
+    weights_name: str,
+    weights: np.ndarray | None,
+) -> None:
+    _check_float("logits", logits, 2)
+    n, n_classes = logits.shape
+    for name, array, shape in (("labels", labels, labels_shape), ("mask", mask, (n,))):
+        if array.shape != shape:
+            raise ValueError(f"{name} must have shape {shape}, got {array.shape}")
+    if weights is not None:
+        _check_shape(weights_name, weights, (n_classes,), np.dtype(np.float64))
+
+
+MOST_IN_CONFUSION = 32  # classes up to which every pair of them is counted
+
+
+def tally_width(n_classes: int, *, several: bool) -> int:
+    """Return the columns of a `tally`; `several`: a vertex may have several classes."""
+    pairs = 0 if several or n_classes > MOST_IN_CONFUSION else n_classes * n_classes
+    return 1 + 3 * n_classes + pairs
+
+
+def tally(logits: np.ndarray, labels: np.ndarray, split: np.ndarray, n_sets: int) -> np.ndarray:
+    """Count right and wrong answers by set and class.
+
+    The answer to a vertex is the class of the largest logit or, if a vertex may have several, all classes of
+    logits above 0 (a probability above 1/2).
+
+    Parameters
+    ----------
+    logits : ndarray, (n, n_classes)
+    labels : ndarray, (n,), int, or (n, n_classes), uint8
+        A class, in 0 .. n_classes - 1 in the rows of a set; or 1 for each class of a vertex and 0 for others.
     split : ndarray, (n,), int
         Set of each row: 1 .. `n_sets`, or 0 for none.
     n_sets : int
 
     Returns
     -------
-    ndarray, (n_sets,), int64
+    ndarray, (n_sets, tally_width(n_classes)), int64
+        Of each set: vertices whose answer is right in whole; by class the vertices for which it is rightly
+        answered, is answered, is true; and, for at most `MOST_IN_CONFUSION` classes of which a vertex has
+        one, vertices by (true class, answer), row after row.
     """
+    n_classes = logits.shape[1]
+    counts = np.zeros((n_sets, tally_width(n_classes, several=labels.ndim == 2)), np.int64)
     if len(logits) == 0:
-        return np.zeros(n_sets, np.int64)
-    right = (logits.argmax(axis=1) == labels) & (labels >= 0)
-    return np.bincount(split[right], minlength=n_sets + 1)[1 : n_sets + 1].astype(np.int64)
+        return counts
+    answers = logits > 0 if labels.ndim == 2 else logits.argmax(axis=1)
+    for member, count in enumerate(counts, start=1):
+        rows = np.flatnonzero(split == member)
+        if len(rows) == 0:
+            continue
+        by_class = count[1 : 1 + 3 * n_classes].reshape(3, n_classes)
+        if labels.ndim == 2:
+            has, answer = labels[rows] != 0, answers[rows]
+            count[0] = np.count_nonzero((has == answer).all(axis=1))
+            by_class[:] = [np.count_nonzero(marks, axis=0) for marks in (has & answer, answer, has)]
+            continue
+        wanted, found = labels[rows].astype(np.int64), answers[rows]
+        right = found == wanted
+        count[0] = np.count_nonzero(right)
+        by_class[:] = [np.bincount(some, minlength=n_classes) for some in (found[right], found, wanted)]
+        if count.size > 1 + 3 * n_classes:
+            pairs = np.bincount(wanted * n_classes + found, minlength=n_classes * n_classes)
+            count[1 + 3 * n_classes :] = pairs
+    return counts

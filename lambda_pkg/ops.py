@@ -273,15 +273,28 @@ def _bias_gradient(
 def _softmax_cross_entropy(
     parameters: Mapping[str, Any], arrays: list[np.ndarray], wanted: int, own: bool
 ) -> list[np.ndarray]:
-    loss, d_logits = dense.softmax_cross_entropy(*arrays, scale=parameters["scale"])
+    weights = _weights(parameters.get("class_weights"))
+    loss, d_logits = dense.softmax_cross_entropy(*arrays, class_weights=weights, scale=parameters["scale"])
     return [np.array([loss]), d_logits]
 
 
-def _count_correct(
+def _sigmoid_cross_entropy(
+    parameters: Mapping[str, Any], arrays: list[np.ndarray], wanted: int, own: bool
+) -> list[np.ndarray]:
+    weights = _weights(parameters.get("pos_weight"))
+    loss, d_logits = dense.sigmoid_cross_entropy(*arrays, pos_weight=weights, scale=parameters["scale"])
+    return [np.array([loss]), d_logits]
+
+
+def _weights(values: Sequence[float] | None) -> np.ndarray | None:
+    return None if values is None else np.array(values, np.float64)
+
+
+def _tally(
     parameters: Mapping[str, Any], arrays: list[np.ndarray], wanted: int, own: bool
 ) -> list[np.ndarray]:
     logits, labels, split = arrays
-    return [dense.count_correct(logits, labels, split, parameters["n_sets"])]
+    return [dense.tally(logits, labels, split, parameters["n_sets"])]
 
 
 def _attention_transform(
@@ -323,7 +336,8 @@ _FUNCTIONS: dict[str, _Function] = {
     "self_gradient": _self_gradient,
     "bias_gradient": _bias_gradient,
     "softmax_cross_entropy": _softmax_cross_entropy,
-    "count_correct": _count_correct,
+    "sigmoid_cross_entropy": _sigmoid_cross_entropy,
+    "tally": _tally,
     "attention_transform": _attention_transform,
     "attention_transform_backward": _attention_transform_backward,
     "mean_heads": _mean_heads,

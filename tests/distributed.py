@@ -23,6 +23,7 @@ from dorylus_hpc.engine.model import build_program, load_settings, resolve_inter
 from dorylus_hpc.engine.runner import Runner
 from dorylus_hpc.graph.manifest import read_manifest
 from dorylus_hpc.graph.preparation import prepare_folder
+from dorylus_hpc.nn.objective import Objective
 from dorylus_hpc.nn.oracle import GcnOracle, OracleSettings, train_oracle
 from dorylus_hpc.nn.oracle_gat import NAMES as GAT_NAMES
 from dorylus_hpc.nn.oracle_gat import gat_oracle, gatv2_oracle
@@ -104,6 +105,7 @@ def engine(comm, folder, program, settings, *, intervals=1, threads=1, trains=Tr
             dtype=settings.dtype,
             intervals=intervals,
             n_labelled=manifest.train,
+            objective=Objective(manifest.several_classes),
             trains=trains,
         )
         yield runner, graph
@@ -240,13 +242,16 @@ def assert_tensors_close(what, got, want, tolerance):
 
 
 def assert_accuracies(summary, oracle):
-    """Assert that all accuracies, and the choice of the best weights, are the oracle's."""
+    """Assert that the metric of all sets, and the choice of the best weights, are the oracle's."""
     best, last = oracle.best_version, max(oracle.accuracies)
     assert summary["best_epoch"] == best
     for role in ("train", "val", "test"):
         for which, version in (("best_validation", best), ("last", last)):
             want = oracle.accuracies[version][role]
-            assert summary[f"{role}_accuracy"][which] == (None if np.isnan(want) else want), (role, which)
+            want = None if np.isnan(want) else want
+            assert summary["metric"][role][which] == pytest.approx(want, rel=1e-12), (role, which)
+            if summary["metric"]["name"] == "accuracy":
+                assert summary[f"{role}_accuracy"][which] == want, (role, which)
 
 
 def assert_equals_oracle(comm, graph, folder, result, group, tolerance=1e-12, adjacency=None, **options):

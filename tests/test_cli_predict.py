@@ -14,6 +14,7 @@ from jobs import run_table, write_ring
 from pyarrow import parquet
 
 from dorylus_hpc import predict, prepare, train
+from dorylus_hpc.engine.inference import probabilities as probabilities_of
 from dorylus_hpc.errors import InputError
 from dorylus_hpc.report.predictions import write_predictions
 
@@ -295,3 +296,26 @@ def test_a_run_of_one_rank_is_predicted_by_three(right, tmp_path, monkeypatch):
         predict.main(["--run-dir", str(tmp_path), "--data", "numbers4", "-o", str(tmp_path / "p.npz")]) == 0
     )
     assert (arrays(tmp_path / "p.npz")[2] == arrays(right / "numbers.npy.npz")[2]).all()
+
+
+def test_several_classes_a_vertex_in_every_format(tmp_path):
+    ids, probabilities = np.array(["a", "b", "c"]), np.array([[0.75, 0.5], [1, 0.875], [0, 0]], np.float32)
+    classes = (probabilities > 0.5).astype(np.uint8)
+    for kind in ("npz", "csv", "parquet"):
+        write_predictions(tmp_path / f"p.{kind}", ids, classes, probabilities)
+    with np.load(tmp_path / "p.npz") as file:
+        assert file["classes"].dtype == np.uint8 and file["classes"].tolist() == [[1, 0], [1, 1], [0, 0]]
+        assert (file["probabilities"] == probabilities).all()
+    assert (tmp_path / "p.csv").read_text() == ("id,classes,p0,p1\na,0,0.75,0.5\nb,0 1,1,0.875\nc,,0,0\n")
+    assert parquet.read_table(tmp_path / "p.parquet").to_pydict() == {
+        "id": ["a", "b", "c"], "classes": [[0], [0, 1], []], "p0": [0.75, 1, 0], "p1": [0.5, 0.875, 0],
+    }  # fmt: skip
+
+
+def test_an_answer_is_not_rounded_away():
+    """Probabilities are float32: one just above 1/2 stays above it, as its logit is above 0."""
+    logits = np.array([[1e-12, 0.0, -1e-12], [40.0, -40.0, 800.0], [-800.0, np.inf, -np.inf]])
+    found = probabilities_of(logits, several=True)
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found > 0.5, logits > 0)
+    np.testing.assert_allclose(found, 1 / (1 + np.exp(-np.clip(logits, -700, 700))), rtol=2e-7, atol=1e-38)

@@ -33,8 +33,8 @@ CONTRACT = """data model layers model-file hidden heads dropout input-dropout lr
     eval-every backend function region memory-mb max-workers place tls budget-usd halo-dtype checkpoint-every
     resume
     on-loss run-dir config""".split()
-ADDED = """source-degree layer-order constant-aggregate aggregator l2-normalise epsilon output-heads
-    negative-slope attention-dropout switch-margin dense-delay straggler trace-events
+ADDED = """metric class-weights source-degree layer-order constant-aggregate aggregator l2-normalise epsilon
+    output-heads negative-slope attention-dropout switch-margin dense-delay straggler trace-events
     endpoint-url function-timeout workers tensor-host tensor-port task-fusion rematerialisation stream-rows
     instance-type prices local-latency local-bandwidth local-faults""".split()
 CONTRACT_VALUES = {
@@ -117,6 +117,8 @@ def test_every_option_from_every_place(toml):
         "weight_update": "interval",
         "target_accuracy": 0.75,
         "patience": 7,
+        "metric": "f1-macro",
+        "class_weights": "balanced",
         "switch_margin": 0.05,
         "backend": "lambda-local",
         "function": "arn:aws:lambda:eu-west-1:123456789012:function:f",
@@ -222,6 +224,7 @@ WRONG = [
     ("dtype", "float16", "one of float32, float64"),
     ("mode", "", "one of nopipe, pipe"),
     ("backend", "gpu", "one of cpu, lambda, lambda-local"),
+    ("metric", "f1", "one of auto, accuracy, f1-micro, f1-macro, auc"),
 ]
 WRONG_TYPES = [
     ("epochs", "3", "wants a whole number"),

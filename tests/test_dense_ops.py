@@ -63,13 +63,89 @@ def test_loss_is_that_of_the_compiled_one(n, dtype):
 def test_loss_refuses_a_label_out_of_range():
     with pytest.raises(ValueError, match=r"labels under the mask must lie in 0..2, got 1..3"):
         dense.softmax_cross_entropy(np.zeros((2, 3)), np.array([1, 3]), np.array([1, 1]))
+    with pytest.raises(ValueError, match="labels under the mask must be 0 or 1, got 2"):
+        dense.sigmoid_cross_entropy(np.zeros((2, 3)), np.full((2, 3), 2, np.uint8), np.array([1, 0]))
+    with pytest.raises(ValueError, match=r"labels must have shape \(2, 3\), got \(2,\)"):
+        dense.sigmoid_cross_entropy(np.zeros((2, 3)), np.zeros(2, np.uint8), np.array([1, 0]))
+    with pytest.raises(ValueError, match=r"class_weights must have shape \(3,\), got \(2,\)"):
+        dense.softmax_cross_entropy(
+            np.zeros((2, 3)), np.array([1, 2]), np.array([1, 1]), class_weights=np.ones(2)
+        )
 
 
-def test_right_answers_are_counted_by_set():
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("n", [0, 1, 57])
+def test_other_losses_are_those_of_the_compiled_ones(n, weighted, dtype):
+    rng = np.random.default_rng(n)
+    logits, mask = 20 * block(rng, n, 7, dtype), rng.random(n) < 0.6
+    marks = (rng.random((n, 7)) < 0.4).astype(np.uint8)
+    marks[~mask] = 255
+    weights = rng.random(7) if weighted else None
+    cases = [
+        ("sigmoid_cross_entropy", marks, {"pos_weight": weights}),
+        ("softmax_cross_entropy", rng.integers(0, 7, n).astype(np.int32), {"class_weights": weights}),
+    ]
+    for name, labels, options in cases:
+        there = np.empty_like(logits)
+        compiled, ours = getattr(cython_kernels, name), getattr(dense, name)
+        wanted = compiled(logits, labels, mask, scale=0.25, d_logits=there, **options)
+        loss, here = ours(logits, labels, mask, scale=0.25, **options)
+        assert loss == pytest.approx(wanted, rel=1e-14)
+        np.testing.assert_allclose(here, there, rtol=1e-6, atol=1e-12)
+        assert here.dtype == logits.dtype and not here[~mask].any()
+
+
+def test_weights_of_a_loss_come_in_its_parameters():
+    rng = np.random.default_rng(0)
+    logits, mask = rng.normal(size=(9, 3)), np.ones(9, np.uint8)
+    classes, marks = rng.integers(0, 3, 9), (rng.random((9, 3)) < 0.5).astype(np.uint8)
+    weights = [0.5, 2.0, 1.25]
+    outputs = {"loss": OutputSpec((1,), "<f8", False), "d": OutputSpec((9, 3), "<f8", True)}
+    cases = [
+        ("softmax_cross_entropy", "class_weights", classes),
+        ("sigmoid_cross_entropy", "pos_weight", marks),
+    ]
+    for name, option, labels in cases:
+        program = [[name, {"scale": 0.1, option: weights}, ["z", "y", "m"], ["loss", "d"]]]
+        arrays = {"z": logits, "y": labels, "m": mask}
+        found = run(program, arrays, outputs, rows=frozenset(arrays), chunk=4)
+        want, gradient = getattr(dense, name)(logits, labels, mask, scale=0.1, **{option: np.array(weights)})
+        assert found["loss"][0] == pytest.approx(want, rel=1e-14)
+        np.testing.assert_allclose(found["d"], gradient, rtol=1e-14)
+
+
+def test_answers_are_counted_by_set_and_class():
     logits = np.eye(4)[[0, 1, 2, 3, 1, 1]]
-    labels, split = np.array([0, 1, 2, -1, 1, 0]), np.array([1, 1, 2, 2, 0, 3])
-    np.testing.assert_array_equal(dense.count_correct(logits, labels, split, 3), [2, 1, 0])
-    np.testing.assert_array_equal(dense.count_correct(logits[:0], labels[:0], split[:0], 3), [0, 0, 0])
+    labels, split = np.array([0, 2, 2, -1, 1, 0]), np.array([1, 1, 2, 0, 0, 3])
+    found = dense.tally(logits, labels, split, 3)
+    assert found.shape == (3, dense.tally_width(4, several=False)) == (3, 1 + 3 * 4 + 16)
+    assert found[:, 0].tolist() == [1, 1, 0]
+    right, answered, true = found[0, 1:13].reshape(3, 4).tolist()
+    assert (right, answered, true) == ([1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0])
+    confusion = [row[13:].reshape(4, 4) for row in found]
+    assert [np.argwhere(pairs).tolist() for pairs in confusion] == [[[0, 0], [2, 1]], [[2, 2]], [[0, 1]]]
+    assert not dense.tally(logits[:0], labels[:0], split[:0], 3).any()
+
+
+def test_of_many_classes_pairs_are_not_counted():
+    n = dense.MOST_IN_CONFUSION
+    assert dense.tally_width(n, several=False) == 1 + 3 * n + n * n
+    assert (
+        dense.tally_width(n + 1, several=False) == 1 + 3 * (n + 1) == dense.tally_width(n + 1, several=True)
+    )
+    rng = np.random.default_rng(0)
+    logits, labels = rng.normal(size=(200, n + 1)), rng.integers(0, n + 1, 200)
+    found = dense.tally(logits, labels, np.ones(200, int), 1)
+    np.testing.assert_array_equal(found[0, 1 + 2 * (n + 1) :], np.bincount(labels, minlength=n + 1))
+    assert found[0, 1 : n + 2].sum() == found[0, 0] == np.count_nonzero(logits.argmax(axis=1) == labels)
+
+
+def test_answers_of_several_classes_are_counted_by_set_and_class():
+    logits = np.array([[1.0, -1.0], [0.5, 2.0], [-1.0, -1.0], [3.0, 0.0], [1.0, 1.0]])
+    labels = np.array([[1, 0], [0, 1], [0, 0], [1, 1], [255, 255]], np.uint8)
+    found = dense.tally(logits, labels, np.array([1, 1, 2, 1, 0]), 3)
+    assert found.tolist() == [[1, 2, 1, 3, 1, 2, 2], [1, 0, 0, 0, 0, 0, 0], [0] * 7]
 
 
 PROGRAM = [

@@ -10,13 +10,13 @@ import pytest
 from dorylus_hpc.config import make_config
 from dorylus_hpc.engine.graph_server import GraphServer
 from dorylus_hpc.engine.weights import Verdict
-from dorylus_hpc.report.metrics import Accuracies, History
+from dorylus_hpc.report.metrics import Evaluation, History
 
 
 def told(*, exact: bool, first: int, accuracies: dict[int, float], **options: Any) -> list[tuple[int, ...]]:
     """Let versions be judged in turn; return (version, verdict, phase) of the letters."""
     letters: list[tuple[int, ...]] = []
-    history = History(evaluations=[Accuracies(version, val=val) for version, val in accuracies.items()])
+    history = History(evaluations=[Evaluation(version, val=val) for version, val in accuracies.items()])
     server = object.__new__(GraphServer)
     server._config = make_config({"mode": "async", "target_accuracy": 0.8, **options})
     server._service = SimpleNamespace(judged=lambda version: True, servers=(3,))  # type: ignore[assignment]

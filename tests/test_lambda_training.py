@@ -51,6 +51,8 @@ CASES = {
     "not fused": ("dense", [], ["--task-fusion", "off", "--rematerialisation", "off"]),
     "kept": ("dense", ["--layers", 3], ["--rematerialisation", "off"]),
     "no TLS": ("dense", [], ["--tls", "off"]),
+    "several": ("several", ["--class-weights", "balanced", "--metric", "f1-macro"], ["--stream-rows", 16]),
+    "auc": ("two", ["--metric", "auc", "--dropout", 0, "--class-weights", "balanced"], []),
 }
 ALONE = ("plain", "sparse", "streamed")  # also on one graph server
 ASYNC = ["--mode", "async", "--staleness", 0]
@@ -73,8 +75,9 @@ class Jobs:
 
     def __init__(self, folder, temporary):
         self.folder, self.temporary = folder, temporary
-        for name in ("dense", "sparse"):
-            graph = graphs.directed_random(150, 900, features=24, sparse=name == "sparse")
+        kinds = {"dense": {}, "sparse": {"sparse": True}, "several": {"several": True}, "two": {"classes": 2}}
+        for name, kind in kinds.items():
+            graph = graphs.directed_random(150, 900, features=24, **kind)
             prepare_folder(graph, folder / name, parts=2, report=lambda line: None)
 
     def words(self, graph, run_dir, *options):
@@ -164,6 +167,9 @@ def test_the_numbers_of_the_cpu_back_end(jobs, three_ranks, one_rank, name):
     cpu, local = f"{name} cpu", f"{name} local"
     assert_well(three_ranks, [cpu, local])
     np.testing.assert_allclose(jobs.summary(local)["loss"], jobs.summary(cpu)["loss"], rtol=1e-5)
+    for which in ("train", "val", "test"):
+        want, got = (jobs.summary(run)["metric"][which]["last"] for run in (cpu, local))
+        assert got == pytest.approx(want, abs=0.01) and 0 < got < 1
     wanted, got = jobs.weights(cpu), jobs.weights(local)
     assert wanted.keys() == got.keys()
     for tensor, want in wanted.items():
@@ -331,7 +337,7 @@ def test_another_endpoint_is_as_good_as_another(jobs, three_ranks, with_service)
 REFUSALS = {
     "function": "Lambda function nobody cannot be used: .*ResourceNotFoundException.*: Function not found.*",
     "credentials": "Lambda function dorylus-hpc cannot be used: .*UnrecognizedClientException.*",
-    "version": "Lambda function dorylus-hpc speaks protocol '0', this version '1': deploy it again .*",
+    "version": "Lambda function dorylus-hpc speaks protocol '0', this version '2': deploy it again .*",
     "endpoint": "Lambda function dorylus-hpc cannot be used: Could not connect to the endpoint URL: .*",
     "no URL": "Lambda function dorylus-hpc: Invalid endpoint: nowhere",
     "port": "--tensor-port [0-9]+: cannot listen there: Address already in use.*",

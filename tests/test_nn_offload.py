@@ -11,11 +11,13 @@ from dorylus_hpc.engine.wiring import split_by_place
 from dorylus_hpc.nn.gat import gat_program
 from dorylus_hpc.nn.gcn import gcn_program
 from dorylus_hpc.nn.gin import gin_program
-from dorylus_hpc.nn.offload import CORRECT, plan_offload
+from dorylus_hpc.nn.objective import Objective
+from dorylus_hpc.nn.offload import TALLY, plan_offload
 from dorylus_hpc.nn.operands import DenseFeatures, EdgeOperand, PartOperands
 from dorylus_hpc.nn.params import plan_layout
 from dorylus_hpc.nn.program import LOSS, Pass, Task, gradient_of
 from dorylus_hpc.nn.sage import sage_program
+from lambda_pkg.dense import tally, tally_width
 from lambda_pkg.ops import OutputSpec, run
 
 MODELS = {
@@ -151,9 +153,36 @@ def test_right_answers_are_counted_where_the_logits_are():
     tensors = {"H2": rng.normal(size=(40, 4))}
     weights = {"b2": rng.normal(size=4)}
     task = Task(part, (0, 40), tensors, tensors, weights, {}, epoch=0, training=False, n_labelled=30)
-    found = compute(plan, task, weights)[CORRECT]
-    right = ((tensors["H2"] + weights["b2"]).argmax(axis=1) == part.labels) & (part.labels >= 0)
-    np.testing.assert_array_equal(found, [np.count_nonzero(right & (part.split == s)) for s in (1, 2, 3)])
+    found = compute(plan, task, weights)[TALLY]
+    logits = tensors["H2"] + weights["b2"]
+    right = logits.argmax(axis=1) == part.labels
+    np.testing.assert_array_equal(
+        found[:, 0], [np.count_nonzero(right & (part.split == s)) for s in (1, 2, 3)]
+    )
+    np.testing.assert_array_equal(found, tally(logits, part.labels, part.split, 3))
+
+
+@pytest.mark.parametrize("weights", [None, np.array([0.5, 2.0, 0.0, 3.0])], ids=["plain", "weighted"])
+@pytest.mark.parametrize("several", [False, True])
+def test_the_loss_is_the_same_as_stage_and_as_op(several, weights):
+    model, rng, n = program(), np.random.default_rng(2), 40
+    part = random_part(rng, n, 6, 4)
+    if several:
+        part = dataclasses.replace(part, labels=(rng.random((n, 4)) < 0.4).astype(np.uint8))
+    objective = Objective(several, weights)
+    (stage,) = (stage for stage in model.forward if stage.ops and stage.trains_only)
+    tensors = {"H2": rng.normal(size=(n, 4)), "dH2": np.full((n, 4), np.nan)}
+    task = Task(
+        part, (0, n), tensors, tensors, {}, {}, epoch=1, training=True, n_labelled=7.5, objective=objective
+    )
+    stage.run(task)
+    names = {"H2": tensors["H2"], "labels": part.labels, "train_mask": part.train_mask}
+    outputs = {LOSS: OutputSpec((1,), "<f8", False), "dH2": OutputSpec((n, 4), "<f8", True)}
+    ops = stage.ops(Pass(1, True, 7.5, objective))
+    found = run(ops, names, outputs, rows=frozenset(names))
+    assert found[LOSS][0] == pytest.approx(task.loss, rel=1e-14)
+    np.testing.assert_allclose(found["dH2"], tensors["dH2"], rtol=1e-12, atol=1e-15)
+    assert np.abs(tensors["dH2"]).max() > 1e-3
 
 
 def compute(plan, task, weights):
@@ -167,7 +196,8 @@ def compute(plan, task, weights):
     if plan.loss:
         outputs[LOSS] = OutputSpec((1,), "<f8", False)
     if plan.counts:
-        outputs[CORRECT] = OutputSpec((3,), "<i8", False)
+        width = tally_width(task.tensors[plan.logits].shape[1], several=False)
+        outputs[TALLY] = OutputSpec((3, width), "<i8", False)
     way = Pass(task.epoch, task.training, task.n_labelled)
     return run(plan.ops(way, 3), inputs, outputs, rows=rows)
 
@@ -180,7 +210,7 @@ def random_part(rng, n, f, classes):
     scale = 1 / np.sqrt(np.diff(indptr) + 1.0)
     edges = EdgeOperand(indptr, indices.astype(np.int32), None, scale, scale)
     labels = rng.integers(-1, classes, n).astype(np.int32)
-    split = rng.integers(0, 4, n).astype(np.int8)
+    split = np.where(labels >= 0, rng.integers(0, 4, n), 0).astype(np.int8)
     return PartOperands(
         index=0, gids=np.arange(n), in_edges=edges, out_edges=edges, n_in_ghosts=0, n_out_ghosts=0,
         features=DenseFeatures(rng.normal(size=(n, f)), np.arange(n)), labels=labels, split=split,

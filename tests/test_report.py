@@ -16,7 +16,7 @@ from dorylus_hpc.graph.data import TEST, TRAIN, VALIDATION
 from dorylus_hpc.graph.preparation import prepare_folder
 from dorylus_hpc.graph.store import read_manifest, read_part
 from dorylus_hpc.report.cost import load_prices
-from dorylus_hpc.report.metrics import Accuracies, History, MetricsFile, accuracies
+from dorylus_hpc.report.metrics import Evaluation, History, MetricsFile
 from dorylus_hpc.report.progress import Progress
 from dorylus_hpc.report.summary import write_json
 
@@ -33,6 +33,8 @@ KEYS = {
     "train_accuracy": "best_validation last",
     "val_accuracy": "best_validation last",
     "test_accuracy": "best_validation last",
+    "metric": "name train val test",
+    "report": "best_validation last",
     "task_seconds": "GA AV SC AE dGA dAV dSC dAE WU RD LD eval wait",
     "peak_rss_bytes": "",
     "ghost_bytes_per_epoch": "",
@@ -331,7 +333,9 @@ def test_accuracies_are_those_of_the_predictions(run, folder, which):
     for key, value in SETS.items():
         members = (graph.split == value) & (graph.labels >= 0)
         accuracy = right[members].mean() if members.any() else None
-        assert summary[f"{key}_accuracy"]["best_validation" if which == "best" else "last"] == accuracy
+        kind = "best_validation" if which == "best" else "last"
+        assert summary[f"{key}_accuracy"][kind] == summary["metric"][key][kind] == accuracy
+        assert summary["report"][kind].get(key, {}).get("accuracy") == accuracy
 
 
 def test_the_runs_show_something(folder):
@@ -351,7 +355,7 @@ def test_the_runs_show_something(folder):
 def history(*values):
     made = History()
     for epoch, value in enumerate(values):
-        seen = Accuracies(epoch, val=value)
+        seen = Evaluation(epoch, val=value)
         made.is_best(seen)
         made.evaluations.append(seen)
     return made
@@ -376,10 +380,6 @@ def test_best(values, best):
         kept = seen.epoch if growing.is_best(seen) else kept
         growing.evaluations.append(seen)
     assert kept == best
-
-
-def test_accuracies_without_members_are_unknown():
-    assert accuracies(3, np.array([1.0, 0.0, 2.0]), (4, 0, 2)) == Accuracies(3, 0.25, None, 1.0)
 
 
 def test_lines_are_whole_at_once(tmp_path):

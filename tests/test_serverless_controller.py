@@ -425,7 +425,7 @@ def test_a_task_that_cannot_travel_is_done_here(credentials, what):
 RAISES = """
 def handler(event, context=None):
     if event.get("hello"):
-        return {"protocol": "1"}
+        return {"protocol": "2"}
     raise KeyError("out of order")
 """
 
@@ -477,7 +477,7 @@ def test_an_endpoint_that_refuses(credentials, service):
 @pytest.mark.parametrize(
     ("name", "text", "told"),
     [
-        ("__init__.py", VERSION_0, "VersionError: the task has protocol '1', this archive has '0'"),
+        ("__init__.py", VERSION_0, "VersionError: the task has protocol '2', this archive has '0'"),
         ("handler.py", RAISES, "KeyError: 'out of order'"),
         ("handler.py", "import nothing_of_this_name\n", "Runtime.ImportModuleError"),
     ],
@@ -490,10 +490,10 @@ def test_an_archive_that_does_not_do(credentials, tmp_path, name, text, told):
         counted = falls_back(account, credentials)
         with invoking(account) as invoker:
             if name == "__init__.py":
-                with pytest.raises(InputError, match="speaks protocol '0', this version '1': deploy"):
+                with pytest.raises(InputError, match="speaks protocol '0', this version '2': deploy"):
                     invoker.check()
             elif text == RAISES:
-                assert invoker.check().answer == {"protocol": "1"}
+                assert invoker.check().answer == {"protocol": "2"}
             else:
                 with pytest.raises(InputError, match="cannot be used: Runtime.ImportModuleError"):
                     invoker.check()

@@ -36,7 +36,9 @@ class Letters(IntEnum):
     PUBLISH = 4  # owner -> weight servers: epoch; its weights after all gradients of the epoch
     UPDATE = 5  # owner -> weight servers: its weights after one more gradient
     SNAPSHOT = 6  # weight server -> graph server: version; weights to evaluate
-    REPORT = 7  # graph server -> rank 0: evaluation or not, epoch or version, part; loss and correct counts
+    REPORT = (
+        7  # graph server -> rank 0: evaluation or not, epoch or version, part, loss, phase; bits of counts
+    )
     VERDICT = 8  # rank 0 -> weight servers: version evaluated, what to do, first epoch of the phase
     PROGRESS = 9  # graph server -> graph server: rounds done
     DONE = (
@@ -76,12 +78,17 @@ class Mailbox:
         All ranks; letters travel on a communicator of their own. Collective.
     dtype
         Of the vectors.
+
+    Attributes
+    ----------
+    rank, size : int
+    dtype : dtype
     """
 
     def __init__(self, comm: Intracomm, dtype: np.dtype) -> None:
         self._status = start_mpi().Status()
         self._comm = comm.Dup()
-        self._dtype = dtype
+        self.dtype = dtype
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
         self._mine: deque[Letter] = deque()
         self._sends: list[tuple[Request, np.ndarray]] = []
@@ -96,7 +103,7 @@ class Mailbox:
             More data than one message of MPI takes.
         """
         if to == self.rank:
-            vector = np.empty(0, self._dtype) if data is None else data.astype(self._dtype)
+            vector = np.empty(0, self.dtype) if data is None else data.astype(self.dtype)
             self._mine.append(Letter(to, kind, numbers + (0,) * (_NUMBERS - len(numbers)), vector))
             return
         n_bytes = _HEAD + (0 if data is None else data.nbytes)
@@ -105,7 +112,7 @@ class Mailbox:
         buffer = np.zeros(n_bytes, np.uint8)
         buffer[:_HEAD].view(np.int64)[: len(numbers)] = numbers
         if data is not None:
-            buffer[_HEAD:].view(self._dtype)[...] = data
+            buffer[_HEAD:].view(self.dtype)[...] = data
         self._sends.append((self._comm.Isend(buffer, dest=to, tag=int(kind)), buffer))
 
     @property
@@ -127,7 +134,7 @@ class Mailbox:
         while self._receives and self._receives[0][0].Test():  # in the order in which they were announced
             _, source, kind, buffer = self._receives.popleft()
             numbers = tuple(buffer[:_HEAD].view(np.int64).tolist())
-            data = buffer[_HEAD:].view(self._dtype)
+            data = buffer[_HEAD:].view(self.dtype)
             letters.append(Letter(source, kind, numbers, data))
         return letters
 

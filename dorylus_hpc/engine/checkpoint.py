@@ -35,6 +35,8 @@ class SavedModel:
         Input and output width.
     columns
         Feature statistics of the training graph, if features were standardised.
+    several
+        Whether a vertex may have several classes.
     """
 
     weights: dict[str, dict[str, np.ndarray]]
@@ -43,6 +45,7 @@ class SavedModel:
     features: int
     classes: int
     columns: ColumnStatistics | None
+    several: bool = False
 
 
 def save_model(path: Path, model: SavedModel) -> None:
@@ -51,6 +54,8 @@ def save_model(path: Path, model: SavedModel) -> None:
         file.attrs.update(
             format=FORMAT, config=json.dumps(model.config), features=model.features, classes=model.classes
         )
+        if model.several:
+            file.attrs["several"] = True
         for which, tensors in model.weights.items():
             group = file.create_group(f"weights/{which}")
             group.attrs["epoch"] = model.epochs[which]
@@ -90,6 +95,7 @@ def load_model(path: Path) -> SavedModel:
                 features=int(file.attrs["features"]),
                 classes=int(file.attrs["classes"]),
                 columns=columns,
+                several=bool(file.attrs.get("several", False)),
             )
     except (OSError, KeyError, ValueError) as error:
         if isinstance(error, InputError):

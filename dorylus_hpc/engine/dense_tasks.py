@@ -8,7 +8,8 @@ from threading import Lock
 
 import numpy as np
 
-from dorylus_hpc.nn.offload import CORRECT, DenseGroup, plan_offload
+from dorylus_hpc.nn.objective import Objective
+from dorylus_hpc.nn.offload import TALLY, DenseGroup, plan_offload
 from dorylus_hpc.nn.program import LOSS, Pass, Program, Stage, Task, gradient_of
 from dorylus_hpc.serverless.tasks import DenseTask
 from lambda_pkg.ops import Op, OutputSpec
@@ -33,7 +34,7 @@ class Offload:
     chunk: int = 0
 
 
-Finish = Callable[[float, float, str, float, np.ndarray], None]  # begin, end, lane, loss, right answers
+Finish = Callable[[float, float, str, float, np.ndarray], None]  # begin, end, lane, loss, tally
 
 
 class DenseTasks:
@@ -50,8 +51,12 @@ class DenseTasks:
         By kind of pass: the groups.
     offload
         How.
-    n_sets
-        Sets in which right answers are counted.
+    tally_shape
+        Sets in which answers are counted, and the numbers of each.
+    objective
+        The loss.
+    keeps_logits
+        Whoever counts answers wants the logits, too.
     """
 
     def __init__(
@@ -59,9 +64,13 @@ class DenseTasks:
         program: Program,
         stages: Mapping[str, Sequence[tuple[Stage, ...]]],
         offload: Offload,
-        n_sets: int,
+        tally_shape: tuple[int, int],
+        objective: Objective,
+        *,
+        keeps_logits: bool = False,
     ) -> None:
-        self._program, self._stages, self._offload, self._n_sets = program, stages, offload, n_sets
+        self._program, self._stages, self._offload = program, stages, offload
+        self._tally_shape, self._objective, self._keeps_logits = tally_shape, objective, keeps_logits
         self._groups: dict[tuple[str, int, bool], DenseGroup] = {}
         self._ops: dict[tuple[str, int, bool, int], list[Op]] = {}
         self._spare: dict[tuple[tuple[int, ...], np.dtype], list[np.ndarray]] = {}
@@ -89,11 +98,11 @@ class DenseTasks:
         priority
             The lowest goes first.
         counts
-            Also count right answers.
+            Also count right and wrong answers.
         version
             Of the weights: equal only if they are; empty: not known.
         finish
-            Takes the times, the lane, the loss and the right answers.
+            Takes the times, the lane, the loss and the answers counted.
         """
         plan = self._plan(kind, group, counts=counts)
         inputs = {name: task.block(name) for name in plan.rows}
@@ -121,14 +130,14 @@ class DenseTasks:
         if plan.loss:
             output(LOSS, np.zeros(1), has_rows=False)
         if plan.counts:
-            output(CORRECT, np.zeros(self._n_sets, np.int64), has_rows=False)
+            output(TALLY, np.zeros(self._tally_shape, np.int64), has_rows=False)
 
         def end(begin: float, ended: float, lane: str) -> None:
             for target, source in copies:
                 target[...] = source
             self._give_back(source for _, source in copies)
             loss = float(buffers[LOSS][0]) if plan.loss else 0.0
-            finish(begin, ended, lane, loss, buffers[CORRECT] if plan.counts else _NO_COUNTS)
+            finish(begin, ended, lane, loss, buffers[TALLY] if plan.counts else _NO_COUNTS)
 
         return DenseTask(
             kind=plan.name,
@@ -152,7 +161,7 @@ class DenseTasks:
                 group,
                 rematerialise=self._offload.rematerialise,
                 counts=counts,
-                keep=(self._program.logits,) if kind == "evaluate" else (),
+                keep=(self._program.logits,) if kind == "evaluate" or (counts and self._keeps_logits) else (),
             )
         return self._groups[key]
 
@@ -160,10 +169,10 @@ class DenseTasks:
         """Return the ops of an epoch, the same object for all its intervals."""
         key = (kind, group, counts, task.epoch)
         if key not in self._ops:
-            way = Pass(task.epoch, task.training, task.n_labelled)
+            way = Pass(task.epoch, task.training, task.n_labelled, self._objective)
             while len(self._ops) >= _KEPT_PROGRAMS:
                 del self._ops[next(iter(self._ops))]
-            self._ops[key] = plan.ops(way, self._n_sets)
+            self._ops[key] = plan.ops(way, self._tally_shape[0])
         return self._ops[key]
 
     def _room(self, like: np.ndarray) -> np.ndarray:

@@ -235,7 +235,7 @@ class GraphServer:
                 if self._evaluates:
                     self._evaluations.add(numbers[0], self._service.layout.views(letter.data))
             case Letters.REPORT:
-                self._register(numbers)
+                self._register(numbers, letter.data)
             case Letters.USAGE:
                 assert self._registrar is not None
                 self._registrar.usage(letter.source, numbers[0], numbers[1])
@@ -258,19 +258,19 @@ class GraphServer:
 
     def _report(self, *, evaluation: bool, number: int, part: int, round_number: int) -> None:
         results = self._runner.take_results("evaluate" if evaluation else "train", round_number, part)
-        told = pack_results(results)
-        self._mailbox.send(0, Letters.REPORT, int(evaluation), number, part, *told, self._first)
+        bits, data = pack_results(results, self._mailbox.dtype)
+        self._mailbox.send(0, Letters.REPORT, int(evaluation), number, part, bits, self._first, data=data)
 
     def _report_evaluation(self, number: int, part: int) -> None:
         version = self._evaluations.versions[number]
         self._report(evaluation=True, number=version, part=part, round_number=number)
 
-    def _register(self, numbers: tuple[int, ...]) -> None:
+    def _register(self, numbers: tuple[int, ...], data: np.ndarray) -> None:
         """Take a report, on rank 0, and tell the weight servers what follows from it."""
         registrar = self._registrar
         assert registrar is not None
-        evaluation, number, part = bool(numbers[0]), numbers[1], numbers[2]
-        results, phase = unpack_results(numbers[3:]), numbers[7]
+        evaluation, number, part, bits, phase = bool(numbers[0]), *numbers[1:5]
+        results = unpack_results(bits, data, registrar.form.tally_shape)
         if evaluation:
             registrar.evaluated(number, part, results)
         else:

@@ -36,9 +36,11 @@ class Predictions:
     ----------
     ids : ndarray, (n,)
         The user's own ids.
-    classes : ndarray, (n,), int32
-        The most probable class.
+    classes : ndarray, (n,), int32, or (n, n_classes), uint8
+        The most probable class; or, of a model of several classes a vertex, 1 for each class of a probability
+        above 1/2 and 0 for the others.
     probabilities : ndarray, (n, n_classes), float32
+        They add up to 1 where a vertex has one class.
     """
 
     ids: np.ndarray
@@ -106,25 +108,32 @@ def predict(
             intervals=resolve_intervals(config, manifest, program),
             trains=False,
         )
+        runner.counts_evaluation = False  # the labels may be of another kind, and nobody asks
         runner.evaluate(model.weights[which])
         runner.close()
-    rows = [probabilities(runner.logits(part.index)) for part in graph.parts]
+    rows = [probabilities(runner.logits(part.index), several=model.several) for part in graph.parts]
     table = gather_rows(comm, graph.placement, rows, [entry.own for entry in manifest.parts])
-    return None if table is None else _in_input_order(folder, manifest, table)
+    return None if table is None else _in_input_order(folder, manifest, table, several=model.several)
 
 
-def probabilities(logits: np.ndarray) -> np.ndarray:
-    """Return the softmax of each row, float32, computed in double precision."""
+def probabilities(logits: np.ndarray, *, several: bool = False) -> np.ndarray:
+    """Return the softmax of each row, float32, computed in double precision; of several classes sigmoids."""
+    if several:
+        decay = np.exp(-np.abs(logits.astype(np.float64)))
+        found = (np.where(logits > 0, 1.0, decay) / (1.0 + decay)).astype(np.float32)
+        above = np.nextafter(np.float32(0.5), np.float32(1))
+        return np.maximum(found, above, out=found, where=logits > 0)  # an answer is never rounded away
     shifted = logits - logits.max(axis=1, keepdims=True, initial=-np.inf)
     exponentials = np.exp(shifted.astype(np.float64))
     return (exponentials / exponentials.sum(axis=1, keepdims=True)).astype(np.float32)
 
 
-def _in_input_order(folder: Path, manifest: Manifest, table: np.ndarray) -> Predictions:
+def _in_input_order(folder: Path, manifest: Manifest, table: np.ndarray, *, several: bool) -> Predictions:
     """Put rows that come part after part in the order of the input, beside their ids."""
     parts = [read_structure(folder, manifest, index, verify=False)[0] for index in range(len(manifest.parts))]
     gids = np.concatenate([part.gid for part in parts])
     ids = np.concatenate([part.ids for part in parts if part.n_own])
     order = np.argsort(gids)
     table = table[order]
-    return Predictions(ids[order], table.argmax(axis=1).astype(np.int32), table)
+    classes = (table > 0.5).astype(np.uint8) if several else table.argmax(axis=1).astype(np.int32)
+    return Predictions(ids[order], classes, table)

@@ -31,7 +31,7 @@ from dorylus_hpc.engine.executor import Executor
 from dorylus_hpc.engine.feature_loader import FeatureLoader, Target
 from dorylus_hpc.errors import InputError
 from dorylus_hpc.graph.csr import narrow
-from dorylus_hpc.graph.data import TRAIN, UNLABELLED
+from dorylus_hpc.graph.data import TEST, TRAIN, VALIDATION, is_labelled
 from dorylus_hpc.graph.feature_norm import (
     ColumnStatistics,
     check_norm,
@@ -175,6 +175,36 @@ def load_graph(
     )
 
 
+def count_members(comm: Intracomm, graph: LoadedGraph, n_classes: int) -> np.ndarray:
+    """Count the vertices of each class over the whole graph. Collective over graph servers.
+
+    Parameters
+    ----------
+    comm
+        The graph servers.
+    graph
+        A share of it.
+    n_classes
+        Classes in all.
+
+    Returns
+    -------
+    ndarray, (3, n_classes), int64
+        Of the training, validation and test set; a vertex of several classes counts in each.
+    """
+
+    def of_part(part: PartOperands) -> np.ndarray:
+        counts = np.zeros((3, n_classes), np.int64)
+        for row, member in zip(counts, (TRAIN, VALIDATION, TEST), strict=True):
+            labels = part.labels[part.split == member]
+            row[:] = labels.sum(axis=0) if labels.ndim == 2 else np.bincount(labels, minlength=n_classes)
+        return counts.reshape(-1)
+
+    table = gather_by_part(comm, graph.placement, np.stack([of_part(part) for part in graph.parts]))
+    totals = comm.bcast(None if table is None else table.sum(axis=0))
+    return np.asarray(totals).reshape(3, n_classes)
+
+
 def _read_structure(
     folder: Path, manifest: Manifest, index: int, dtype: np.dtype
 ) -> tuple[Part, StoredFeatures]:
@@ -291,7 +321,7 @@ def _operands(part: Part, forward: EdgeOperand, backward: EdgeOperand, features:
         features=features,
         labels=part.labels,
         split=part.split,
-        train_mask=((part.split == TRAIN) & (part.labels != UNLABELLED)).astype(np.uint8),
+        train_mask=((part.split == TRAIN) & is_labelled(part.labels)).astype(np.uint8),
     )
 
 

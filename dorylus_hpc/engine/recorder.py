@@ -19,8 +19,9 @@ from dorylus_hpc.files import atomic_path
 from dorylus_hpc.graph.feature_norm import ColumnStatistics
 from dorylus_hpc.graph.manifest import Manifest
 from dorylus_hpc.nn.params import FlatLayout
+from dorylus_hpc.report.classification import SETS, Tally
 from dorylus_hpc.report.cost import Bill, Cost, Meter
-from dorylus_hpc.report.metrics import Accuracies, History, MetricsFile, accuracies
+from dorylus_hpc.report.metrics import Evaluation, History, MetricsFile, evaluation
 from dorylus_hpc.report.progress import Progress
 from dorylus_hpc.report.summary import build_summary, write_json
 from dorylus_hpc.report.trace import TraceRecord, overlap, write_trace
@@ -87,6 +88,8 @@ class Recorder:
         Prices of the run's machines and of Lambda.
     began
         When the run began, by `time.perf_counter`: setting up costs too.
+    divisor
+        What the sum of the loss is divided by.
 
     Attributes
     ----------
@@ -103,8 +106,12 @@ class Recorder:
         progress: Progress,
         bill: Bill,
         began: float,
+        *,
+        divisor: float = 1.0,
     ) -> None:
         self.weights: dict[str, np.ndarray] = {}
+        self._tallies: dict[str, Tally] = {}  # of the same weights
+        self._divisor = divisor
         self._config, self._manifest, self._layout = config, manifest, layout
         self._metrics, self._progress = metrics, progress
         self._history = History()
@@ -112,15 +119,19 @@ class Recorder:
         self._usage: dict[int, tuple[float, int]] = {}
         self._began = began
 
-    def epoch(self, number: int, totals: np.ndarray, flat: np.ndarray | None, seconds: float) -> None:
+    def epoch(
+        self, number: int, total: float, tally: Tally | None, flat: np.ndarray | None, seconds: float
+    ) -> None:
         """Note an epoch.
 
         Parameters
         ----------
         number
             From 1.
-        totals : ndarray, (4,)
-            Sum of the loss, and correct vertices by set, NaN if this epoch had no evaluation.
+        total
+            Sum of the loss.
+        tally
+            Answers; None if this epoch had no evaluation.
         flat : ndarray
             The weights these belong to: those before the epoch's update; None if there was no evaluation.
         seconds
@@ -131,22 +142,20 @@ class Recorder:
         DivergedError
             The loss is NaN or infinite.
         """
-        loss = float(totals[0]) / self._manifest.train
+        loss = total / self._divisor
         if not math.isfinite(loss):
             raise DivergedError(
                 f"the training loss is {loss} in epoch {number}: try a lower --lr than {self._config.lr}"
             )
         self._history.losses.append(loss)
-        evaluated = not np.isnan(totals[1:]).any()
-        seen = Accuracies(number - 1)
-        if evaluated and flat is not None:
-            seen = self._evaluation(number - 1, totals[1:], flat)
+        seen = Evaluation(number - 1)
+        if tally is not None and flat is not None:
+            seen = self._evaluation(number - 1, tally, flat)
         self._metrics.write(
             epoch=number,
             loss=loss,
-            train_accuracy=seen.train,
-            val_accuracy=seen.val,
-            test_accuracy=seen.test,
+            **{f"{name}_accuracy": share for name, share in zip(SETS, seen.accuracy, strict=True)},
+            **{f"{name}_metric": getattr(seen, name) for name in SETS},
             seconds=seconds,
             cost=self._spend().priced,
             total_cost=self._meter.total.priced,
@@ -174,17 +183,16 @@ class Recorder:
         """What is known so far."""
         return self._history
 
-    def last(self, epochs: int, correct: np.ndarray, flat: np.ndarray) -> None:
+    def last(self, epochs: int, tally: Tally, flat: np.ndarray) -> None:
         """Note the evaluation of the final weights, after so many epochs."""
-        self._evaluation(epochs, correct, flat)
-        self.weights["last"] = flat.copy()
+        self._evaluation(epochs, tally, flat)
+        self.weights["last"], self._tallies["last"] = flat.copy(), tally
 
-    def _evaluation(self, version: int, correct: np.ndarray, flat: np.ndarray) -> Accuracies:
+    def _evaluation(self, version: int, tally: Tally, flat: np.ndarray) -> Evaluation:
         """Note an evaluation, and keep its weights if they are the best so far."""
-        members = (self._manifest.train, self._manifest.validation, self._manifest.test)
-        seen = accuracies(version, correct, members)
+        seen = evaluation(version, tally, self._config.metric)
         if self._history.is_best(seen):
-            self.weights["best"] = flat.copy()
+            self.weights["best"], self._tallies["best"] = flat.copy(), tally
         self._history.evaluations.append(seen)
         return seen
 
@@ -240,6 +248,11 @@ class Recorder:
             },
             history=self._history,
             best=best,
+            metric=config.metric,
+            report={
+                "best_validation": self._tallies["best"].report(),
+                "last": self._tallies["last"].report(),
+            },
             setup_seconds=max(account.setup_seconds for account in accounts),
             task_seconds=_sum_by_kind([account.task_seconds for account in accounts]),
             peak_rss_bytes=[account.peak_rss_bytes for account in accounts],
@@ -267,6 +280,7 @@ class Recorder:
             config=asdict(config),
             features=manifest.features,
             classes=manifest.classes,
+            several=manifest.several_classes,
             columns=columns,
         )
         save_model(run_dir / CHECKPOINT, model)

@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import struct
 from collections import defaultdict
-from collections.abc import Sequence
 
 import numpy as np
 
 from dorylus_hpc.engine.recorder import Recorder
 from dorylus_hpc.engine.runner import Results
+from dorylus_hpc.report.classification import LabelForm, Tally
 from dorylus_hpc.report.metrics import History
 
-_N_COUNTS = 3
-Rows = dict[int, tuple[float, ...]]  # loss and correct counts, by part
+Rows = dict[int, Results]  # by part
 
 
-def pack_results(results: Results) -> tuple[int, ...]:
-    """Return results as whole numbers, for a letter; no bit of the loss is lost."""
+def pack_results(results: Results, dtype: np.dtype) -> tuple[int, np.ndarray | None]:
+    """Return results as a whole number and a vector of `dtype`, for a letter; no bit is lost."""
     (bits,) = struct.unpack("<q", struct.pack("<d", results.loss))
-    return (bits, *results.correct)
+    if results.tally is None:
+        return bits, None
+    words = np.concatenate([results.tally.reshape(-1), results.scores.view(np.int64)])
+    return bits, words.view(dtype)
 
 
-def unpack_results(numbers: Sequence[int]) -> tuple[float, ...]:
-    """Return the loss and the correct counts that `pack_results` packed."""
-    (loss,) = struct.unpack("<d", struct.pack("<q", numbers[0]))
-    return (loss, *numbers[1 : 1 + _N_COUNTS])
+def unpack_results(bits: int, data: np.ndarray, tally_shape: tuple[int, int]) -> Results:
+    """Return the results that `pack_results` packed."""
+    (loss,) = struct.unpack("<d", struct.pack("<q", bits))
+    if not len(data):
+        return Results(loss)
+    words, counts = data.view(np.int64), tally_shape[0] * tally_shape[1]
+    return Results(loss, words[:counts].reshape(tally_shape), words[counts:].view(np.float64))
 
 
 _MB_MS_PER_GB_SECOND = 1024 * 1000
@@ -40,8 +45,10 @@ class Registrar:
         Where it goes.
     n_parts
         Parts of the graph.
+    form
+        Of the graph's labels.
     from_training
-        The training forward counts right answers: it is the evaluation of the weights before its update.
+        The training forward counts answers: it is the evaluation of the weights before its update.
     eval_every
         Epochs between evaluations otherwise.
 
@@ -49,10 +56,13 @@ class Registrar:
     ----------
     epochs : int
         Epochs told to the recorder.
+    form : LabelForm
     """
 
-    def __init__(self, recorder: Recorder, n_parts: int, *, from_training: bool, eval_every: int) -> None:
-        self.epochs = 0
+    def __init__(
+        self, recorder: Recorder, n_parts: int, form: LabelForm, *, from_training: bool, eval_every: int
+    ) -> None:
+        self.epochs, self.form = 0, form
         self._recorder, self._n_parts = recorder, n_parts
         self._from_training, self._eval_every = from_training, eval_every
         self._trained: defaultdict[tuple[int, int], Rows] = defaultdict(dict)  # by epoch and phase
@@ -82,11 +92,11 @@ class Registrar:
         """Take what a graph server has used of Lambda so far."""
         self._recorder.usage(rank, mb_milliseconds / _MB_MS_PER_GB_SECOND, invocations)
 
-    def trained(self, epoch: int, part: int, results: tuple[float, ...], *, phase: int) -> None:
+    def trained(self, epoch: int, part: int, results: Results, *, phase: int) -> None:
         """Take what a part found in an epoch; what one phase did not end, the next does anew."""
         self._trained[epoch, phase][part] = results
 
-    def evaluated(self, version: int, part: int, results: tuple[float, ...]) -> None:
+    def evaluated(self, version: int, part: int, results: Results) -> None:
         """Take what a part found of weights."""
         self._evaluated[version][part] = results
 
@@ -115,8 +125,9 @@ class Registrar:
 
     def close(self) -> None:
         """Tell the recorder of the last weights."""
-        correct = _totals(self._evaluated[self._last])[1:]
-        self._recorder.last(self._last, correct, self._weights[self._last])
+        tally = self._tally(self._evaluated[self._last])
+        assert tally is not None
+        self._recorder.last(self._last, tally, self._weights[self._last])
 
     def _whole(self, epoch: int) -> tuple[int, int] | None:
         """The phase that all parts ended an epoch in."""
@@ -135,19 +146,26 @@ class Registrar:
     def _tell(self, epoch: int) -> None:
         version, key = epoch - 1, self._whole(epoch)
         assert key is not None
-        totals = _totals(self._trained[key])
-        if not self._from_training:
-            totals[1:] = np.nan
-            if self.due(version):
-                totals[1:] = _totals(self._evaluated[version])[1:]
+        trained, tally = self._trained[key], None
+        if self.due(version):
+            tally = self._tally(trained if self._from_training else self._evaluated[version])
+        loss = _total_loss(trained)
         for old in [old for old in self._trained if old[0] <= epoch]:
             del self._trained[old]
         self._evaluated.pop(version - 1, None)  # the last version's are kept for the end
         flat = self._weights.pop(version, None)
         self.epochs = epoch
-        self._recorder.epoch(epoch, totals, flat, self._seconds.pop(epoch))
+        self._recorder.epoch(epoch, loss, tally, flat, self._seconds.pop(epoch))
+
+    def _tally(self, rows: Rows) -> Tally | None:
+        """Add what the parts counted."""
+        found = [(row.tally, row.scores) for row in rows.values() if row.tally is not None]
+        return Tally.of_parts(self.form, found) if found else None
 
 
-def _totals(rows: Rows) -> np.ndarray:
+def _total_loss(rows: Rows) -> float:
     """Add what the parts reported, in the order of parts."""
-    return np.add.reduce(np.array([row for _, row in sorted(rows.items())]), axis=0)
+    total = 0.0
+    for _, row in sorted(rows.items()):
+        total += row.loss
+    return total

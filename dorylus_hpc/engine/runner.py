@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
 
@@ -27,11 +27,13 @@ from dorylus_hpc.engine.pipeline import Line, Loop, Work
 from dorylus_hpc.engine.rows import RowTensors, allocate
 from dorylus_hpc.engine.schedule import Action, Mode, Round, Schedule, Unit
 from dorylus_hpc.engine.wiring import wire
-from dorylus_hpc.graph.data import TEST, TRAIN, UNLABELLED, VALIDATION
+from dorylus_hpc.graph.data import TEST, TRAIN, VALIDATION
+from dorylus_hpc.nn.objective import Objective
 from dorylus_hpc.nn.params import FlatLayout
 from dorylus_hpc.nn.program import INPUT, Program, Stage, Task
 from dorylus_hpc.report.trace import Tracer
 from dorylus_hpc.serverless.tasks import DenseTask
+from lambda_pkg.dense import tally, tally_width
 
 SETS = (TRAIN, VALIDATION, TEST)
 DENSE = "dense"
@@ -64,7 +66,7 @@ class Experiment:
         return self.straggler if draw < self.straggling else 1.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Results:
     """What the last stage of a round found on a part.
 
@@ -72,12 +74,17 @@ class Results:
     ----------
     loss
         Sum over its training vertices, added in the order of its intervals.
-    correct
-        Correctly classified training, validation and test vertices.
+    tally : ndarray, (sets, columns), int64, or None
+        Right and wrong answers of the training, validation and test vertices (`lambda_pkg.dense.tally`);
+        None where they were not counted.
+    scores : ndarray, (labelled vertices in a set,), float64
+        How much rather class 1 than class 0, of the vertices of each set and class, one after the other;
+        empty where nobody wants them.
     """
 
     loss: float
-    correct: tuple[int, int, int]
+    tally: np.ndarray | None = None
+    scores: np.ndarray = field(default_factory=lambda: np.empty(0))
 
 
 class Runner:
@@ -100,7 +107,12 @@ class Runner:
     intervals
         Intervals a part, at least 1; a part of fewer vertices gets fewer.
     n_labelled
-        Labelled training vertices of the whole graph.
+        What the sum of the loss is divided by (`Objective.divisor`): as a rule the labelled training vertices
+        of the whole graph.
+    objective
+        The loss.
+    scores
+        Whether to collect the scores of two classes with the answers.
     trains
         False leaves out all that only a backward needs.
     evaluates_beside
@@ -130,8 +142,8 @@ class Runner:
         The (start, stop) intervals of each hosted part.
     gradients : dict
         By part: the sum that `add_gradients` made.
-    counts_training : bool
-        Whether the training forward counts right answers too.
+    counts_training, counts_evaluation : bool
+        Whether the training forward, and that of evaluations, counts right and wrong answers.
     """
 
     def __init__(
@@ -144,7 +156,9 @@ class Runner:
         dtype: np.dtype,
         mode: Mode = "pipe",
         intervals: int = 1,
-        n_labelled: int = 1,
+        n_labelled: float = 1,
+        objective: Objective | None = None,
+        scores: bool = False,
         trains: bool = True,
         evaluates_beside: bool = False,
         offload: Offload | None = None,
@@ -155,7 +169,9 @@ class Runner:
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self._program, self._executor, self._mode = program, executor, mode
         self._parts = {part.index: part for part in graph.parts}
-        self._n_labelled = n_labelled
+        self._n_labelled, self._objective, self._scores = n_labelled, objective or Objective(), scores
+        width = tally_width(program.tensors[program.logits].width, several=self._objective.several)
+        self._tally_shape = (len(SETS), width)
         self._experiment = experiment or Experiment()
         self.intervals = {
             part.index: cut_intervals(part.in_edges.indptr, intervals) or ((0, 0),) for part in graph.parts
@@ -166,9 +182,7 @@ class Runner:
             index: [layout.views(row) for row in partials] for index, partials in self._partials.items()
         }
         self.gradients = {index: np.zeros(layout.size, dtype) for index in slots} if trains else {}
-        self._results: defaultdict[tuple[bool, int, int], dict[int, tuple[float, np.ndarray]]] = defaultdict(
-            dict
-        )
+        self._results: defaultdict[tuple[bool, int, int], dict[int, _Found]] = defaultdict(dict)
         self._lock = Lock()  # of the results and the seconds, which tasks write
         comm = graph.halo_in.comm
         cuts = {part: cut for rank in comm.allgather(self.intervals) for part, cut in rank.items()}
@@ -182,7 +196,18 @@ class Runner:
             dense=DENSE if self._experiment.dense_delay or offload else CPU,
             fuse=offload is None or offload.fuse,
         )
-        self._dense = DenseTasks(program, self._wiring.stages, offload, len(SETS)) if offload else None
+        self._dense = (
+            DenseTasks(
+                program,
+                self._wiring.stages,
+                offload,
+                self._tally_shape,
+                self._objective,
+                keeps_logits=scores,
+            )
+            if offload
+            else None
+        )
         counts = [len(cut) for _, cut in sorted(cuts.items())]
 
         def line(tensors: RowTensors, *, first: bool) -> Line:
@@ -201,7 +226,7 @@ class Runner:
         self.training = line(self.tensors, first=True)
         self.evaluation = line(self._evaluated, first=False)
         self.loop = Loop(executor, [self.training, self.evaluation], self._tracer)
-        self.counts_training = False
+        self.counts_training, self.counts_evaluation = False, True
         self._last_forward = {
             kind: max(
                 (
@@ -308,6 +333,7 @@ class Runner:
             epoch=epoch,
             training=training,
             n_labelled=self._n_labelled,
+            objective=self._objective,
         )
         key = (kind == "evaluate", number, place.part, place.interval)
         ends = group == self._last_forward[kind] and place.interval >= 0
@@ -317,7 +343,7 @@ class Runner:
                 group,
                 task,
                 priority=(kind == "evaluate", number, group, unit),
-                counts=ends and (kind == "evaluate" or self.counts_training),
+                counts=ends and self._counts(evaluates=kind == "evaluate"),
                 version=version,
                 finish=partial(self._finish, self._wiring.stages[kind][group][0], task, key, ends),
             )
@@ -343,11 +369,19 @@ class Runner:
         """Return what a round found on a part whose intervals have all done it, and forget it."""
         with self._lock:
             found = self._results.pop((kind == "evaluate", number, part))
-        loss, correct = 0.0, np.zeros(len(SETS), np.int64)
-        for _, (more, right) in sorted(found.items()):  # always in the same order
-            loss += more
-            correct += right
-        return Results(loss, (int(correct[0]), int(correct[1]), int(correct[2])))
+        ordered = [one for _, one in sorted(found.items())]  # always in the same order
+        loss = 0.0
+        for one in ordered:
+            loss += one.loss
+        if not self._counts(evaluates=kind == "evaluate"):
+            return Results(loss)
+        counts = np.zeros(self._tally_shape, np.int64)
+        for one in ordered:
+            assert one.tally is not None
+            counts += one.tally
+        groups = zip(*(one.scores for one in ordered), strict=True)
+        pieces = [piece for group in groups for piece in group]
+        return Results(loss, counts, np.concatenate(pieces) if pieces else np.empty(0))
 
     def add_gradients(self, part: int) -> np.ndarray:
         """Add the partial gradients of a part's intervals, always in the same order."""
@@ -404,15 +438,21 @@ class Runner:
         """Return the output rows of a hosted part's own vertices, as the last evaluation left them."""
         return self._evaluated.own[part][self._program.logits][: self._parts[part].n_own]
 
-    def _correct(self, task: Task) -> np.ndarray:
-        """Count right answers by set in the logits of an interval."""
+    def _counts(self, *, evaluates: bool) -> bool:
+        """Whether a round counts answers."""
+        return self.counts_evaluation if evaluates else self.counts_training
+
+    def _found(self, task: Task, counted: np.ndarray | None) -> _Found:
+        """Return what the end of an interval's forward found; `counted` already by whoever computed it."""
+        evaluates = not task.training
+        if not self._counts(evaluates=evaluates):
+            return _Found(task.loss)
         rows, part = slice(*task.rows), task.part
         labels, split = part.labels[rows], part.split[rows]
         logits = task.block(self._program.logits)
-        if len(logits) == 0:
-            return np.zeros(len(SETS), np.int64)
-        right = (logits.argmax(axis=1) == labels) & (labels != UNLABELLED)
-        return np.array([np.count_nonzero(right & (split == member)) for member in SETS])
+        if counted is None:
+            counted = tally(logits, labels, split, len(SETS))
+        return _Found(task.loss, counted, _scores(logits, labels, split) if self._scores else [])
 
     def _run(
         self,
@@ -434,7 +474,7 @@ class Runner:
             assert stage.run is not None
             stage.run(task)
             times.append(time.perf_counter())
-        correct = self._correct(task) if ends and (evaluates or self.counts_training) else _NONE
+        found = self._found(task, None) if ends else None
         if factor > 1.0:
             time.sleep((factor - 1.0) * (time.perf_counter() - times[0]))
         times[-1] = time.perf_counter()
@@ -449,8 +489,8 @@ class Runner:
         with self._lock:
             for stage, begin, end in zip(stages, times[:-1], times[1:], strict=True):
                 self.seconds["eval" if evaluates else stage.kind] += end - begin
-            if ends:
-                self._results[evaluates, number, part][interval] = (task.loss, correct)
+            if found is not None:
+                self._results[evaluates, number, part][interval] = found
 
     def _pack(self, number: int, task: Task, key: tuple[bool, int, int, int], lane: int) -> None:
         """Pack an interval's rows of a table for other ranks."""
@@ -476,22 +516,42 @@ class Runner:
         end: float,
         lane: str,
         loss: float,
-        correct: np.ndarray,
+        counted: np.ndarray,
     ) -> None:
         """Take note of a group that a worker elsewhere ran; the first stage gives it its name."""
         evaluates, number, part, interval = key
+        task.loss = loss
+        found = self._found(task, counted) if ends else None
         self._tracer.task(
             stage.kind, begin, end, self._tracer.lane(lane), epoch=task.epoch, layer=stage.layer, part=part,
             interval=interval, evaluation=evaluates,
         )  # fmt: skip
         with self._lock:
             self.seconds["eval" if evaluates else stage.kind] += end - begin
-            if ends:
-                counted = correct if len(correct) else _NONE
-                self._results[evaluates, number, part][interval] = (loss, counted)
+            if found is not None:
+                self._results[evaluates, number, part][interval] = found
 
 
-_NONE = np.zeros(len(SETS), np.int64)
+@dataclass(frozen=True, eq=False)
+class _Found:
+    """What the end of a forward found on an interval; scores by set and class."""
+
+    loss: float
+    tally: np.ndarray | None = None
+    scores: Sequence[np.ndarray] = ()
+
+
+def _scores(logits: np.ndarray, labels: np.ndarray, split: np.ndarray) -> list[np.ndarray]:
+    """Return how much rather class 1 than class 0, by set and class.
+
+    The difference of the logits rises with the probability, but two that differ are never rounded to the same
+    1. What is not a number comes last.
+    """
+    two = logits.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        score = two[:, 1] - two[:, 0]
+    score[np.isnan(score)] = -np.inf
+    return [score[(split == member) & (labels == one)] for member in SETS for one in (0, 1)]
 
 
 class GivenWeights:

@@ -27,7 +27,7 @@ from dorylus_hpc.engine.checkpoint import CHECKPOINT
 from dorylus_hpc.engine.executor import Executor
 from dorylus_hpc.engine.graph_server import GraphServer
 from dorylus_hpc.engine.lambda_backend import LambdaBackend, check_backend, offload_of
-from dorylus_hpc.engine.loading import load_graph
+from dorylus_hpc.engine.loading import count_members, load_graph
 from dorylus_hpc.engine.model import build_optimizer, build_program, load_settings, resolve_intervals
 from dorylus_hpc.engine.recorder import TRACE, Account, Recorder
 from dorylus_hpc.engine.registrar import Registrar
@@ -37,10 +37,13 @@ from dorylus_hpc.engine.schedule import Mode
 from dorylus_hpc.engine.tuning import Tuning
 from dorylus_hpc.engine.weights import Service, Verdict, WeightServer, WeightShard
 from dorylus_hpc.errors import InputError
+from dorylus_hpc.graph.class_weights import read_class_weights
 from dorylus_hpc.graph.feature_norm import ColumnStatistics
 from dorylus_hpc.graph.manifest import Manifest, read_manifest
+from dorylus_hpc.nn.objective import Objective, balanced_weights
 from dorylus_hpc.nn.params import FlatLayout, plan_layout
 from dorylus_hpc.nn.program import Program
+from dorylus_hpc.report.classification import LabelForm
 from dorylus_hpc.report.cost import Bill, Fleet, Prices
 from dorylus_hpc.report.metrics import MetricsFile
 from dorylus_hpc.report.progress import Progress
@@ -110,6 +113,7 @@ def train(comm: Intracomm, config: TrainConfig, folder: Path, *, progress: bool 
     )
     config = replace(
         config,
+        metric=together(comm, lambda: _metric(config, manifest, folder)),
         servers=roles.n_parameter,
         intervals=resolve_intervals(config, manifest, program),
         threads=config.threads or threads_per_rank(comm),
@@ -132,7 +136,8 @@ def train(comm: Intracomm, config: TrainConfig, folder: Path, *, progress: bool 
         recorder = None
         if roles.rank == 0:
             bill = _bill(plan, prices, backend.architecture if backend else "x86_64")
-            recorder = _recorder(plan, stack, bill, started, progress=progress)
+            assert hosted is not None
+            recorder = _recorder(plan, stack, bill, started, hosted.divisor, progress=progress)
         if hosted is not None:
             registrar = None if recorder is None else _registrar(plan, recorder)
             GraphServer(
@@ -192,6 +197,19 @@ def _check_goal(config: TrainConfig, manifest: Manifest, folder: Path) -> None:
         if getattr(config, name) and not manifest.validation:
             flag = "--" + name.replace("_", "-")
             raise InputError(f"{flag} needs labelled validation vertices, and {folder} has none")
+
+
+def _metric(config: TrainConfig, manifest: Manifest, folder: Path) -> str:
+    """Return what the run goes by."""
+    if config.metric == "auc" and (manifest.several_classes or manifest.classes != 2):
+        what = "vertices of several classes" if manifest.several_classes else f"{manifest.classes} classes"
+        raise InputError(f"--metric auc is for two classes, one a vertex, and {folder} has {what}")
+    return _form(manifest).default_metric if config.metric == "auto" else config.metric
+
+
+def _form(manifest: Manifest) -> LabelForm:
+    members = (manifest.train, manifest.validation, manifest.test)
+    return LabelForm(manifest.classes, manifest.several_classes, members)
 
 
 def check_parts(manifest: Manifest, roles: Roles, folder: Path) -> None:
@@ -258,6 +276,7 @@ class Plan:
             f"parameter servers; {len(self.manifest.parts)} parts, "
             f"{config.intervals} intervals a part, mode {config.mode}"
             + (f", staleness {config.staleness}" if config.mode == "async" else "")
+            + (f"\nmetric {config.metric}" if config.metric != "accuracy" else "")
         )
 
 
@@ -271,10 +290,13 @@ class Hosted:
         Of its parts.
     columns
         Feature statistics, if features were standardised.
+    divisor
+        What the sum of the loss over the whole graph is divided by.
     """
 
     runner: Runner
     columns: ColumnStatistics | None
+    divisor: float
 
 
 def _bill(plan: Plan, prices: Prices, architecture: str) -> Bill:
@@ -317,6 +339,10 @@ def _host(servers: Intracomm, plan: Plan, folder: Path, executor: Executor, trac
     graph = load_graph(
         servers, folder, plan.manifest, load_settings(config), executor=executor, tracer=tracer
     )
+    members = count_members(servers, graph, plan.manifest.classes)
+    _check_members(config, members, folder)
+    objective = _objective(servers, plan, members[0], folder)
+    divisor = objective.divisor(plan.manifest.train, members[0])
     runner = Runner(
         graph,
         plan.program,
@@ -325,14 +351,50 @@ def _host(servers: Intracomm, plan: Plan, folder: Path, executor: Executor, trac
         dtype=plan.dtype,
         mode=cast("Mode", config.mode),
         intervals=config.intervals,
-        n_labelled=plan.manifest.train,
+        n_labelled=divisor,
+        objective=objective,
+        scores=config.metric == "auc",
         evaluates_beside=not plan.evaluated_in_training,
         offload=offload_of(config),
         experiment=Experiment(config.dense_delay, config.straggler),
         tracer=tracer,
     )
     runner.counts_training = plan.evaluated_in_training
-    return Hosted(runner, graph.columns)
+    return Hosted(runner, graph.columns, divisor)
+
+
+def _check_members(config: TrainConfig, members: np.ndarray, folder: Path) -> None:
+    """Refuse a goal by the AUC of vertices that are all of one class."""
+    _, validation, _ = members
+    if config.metric == "auc" and validation.any() and not validation.all():
+        raise InputError(
+            f"--metric auc needs both classes in the validation set, and that of {folder} has none of class "
+            f"{int(validation.argmin())}"
+        )
+
+
+def _objective(servers: Intracomm, plan: Plan, members: np.ndarray, folder: Path) -> Objective:
+    """Return the loss, with the weights of the classes. Collective over graph servers.
+
+    Parameters
+    ----------
+    members : ndarray, (n_classes,), int
+        Training vertices of each class.
+    """
+    manifest, wanted, weights = plan.manifest, plan.config.class_weights, None
+    if wanted == "balanced":
+        weights = balanced_weights(manifest.train, members, several=manifest.several_classes)
+    elif wanted != "none":
+        read = together(
+            servers, lambda: None if plan.roles.rank else read_class_weights(wanted, manifest.classes)
+        )
+        weights = servers.bcast(read)
+    objective = Objective(manifest.several_classes, weights)
+    if not objective.divisor(manifest.train, members):
+        raise InputError(
+            f"--class-weights {wanted}: the weights of all classes in the training set of {folder} are 0"
+        )
+    return objective
 
 
 def _service(plan: Plan) -> Service:
@@ -381,16 +443,19 @@ def _registrar(plan: Plan, recorder: Recorder) -> Registrar:
     return Registrar(
         recorder,
         len(plan.manifest.parts),
+        _form(plan.manifest),
         from_training=plan.evaluated_in_training,
         eval_every=plan.config.eval_every,
     )
 
 
-def _recorder(plan: Plan, stack: ExitStack, bill: Bill, began: float, *, progress: bool) -> Recorder:
+def _recorder(
+    plan: Plan, stack: ExitStack, bill: Bill, began: float, divisor: float, *, progress: bool
+) -> Recorder:
     if progress:
         print(plan.describe(), flush=True)
     for name in ("summary.json", CHECKPOINT, TRACE):  # they stand for a finished run
         (Path(plan.config.run_dir) / name).unlink(missing_ok=True)
     metrics = stack.enter_context(MetricsFile(Path(plan.config.run_dir) / "metrics.jsonl"))
     shown = stack.enter_context(Progress(plan.config.epochs, shown=progress))
-    return Recorder(plan.config, plan.manifest, plan.layout, metrics, shown, bill, began)
+    return Recorder(plan.config, plan.manifest, plan.layout, metrics, shown, bill, began, divisor=divisor)

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from cython_kernels import bias_relu_dropout, dropout, relu_dropout_backward, softmax_cross_entropy
+from cython_kernels import bias_relu_dropout, dropout, relu_dropout_backward
 from dorylus_hpc.nn.operands import DropoutKey, activate
 from dorylus_hpc.nn.params import ParamSpec
 from dorylus_hpc.nn.program import (
@@ -256,19 +256,19 @@ class Layer(ABC):
     def loss(self, task: Task) -> None:
         """Write the loss, and the gradient of the logits."""
         part, rows = task.part, slice(*task.rows)
-        task.loss = softmax_cross_entropy(
+        task.loss = task.objective.loss(
             task.block(f"H{self.index}"),
             part.labels[rows],
             part.train_mask[rows],
-            scale=1.0 / task.n_labelled,
-            d_logits=task.block(f"dH{self.index}"),
+            task.n_labelled,
+            task.block(f"dH{self.index}"),
         )
 
     def loss_ops(self, way: Pass) -> list[Op]:
         """Return what `loss` does as ops."""
         h = f"H{self.index}"
-        scale = {"scale": 1.0 / way.n_labelled}
-        return [("softmax_cross_entropy", scale, [h, "labels", "train_mask"], [LOSS, f"d{h}"])]
+        name, parameters = way.objective.op(way.n_labelled)
+        return [(name, parameters, [h, "labels", "train_mask"], [LOSS, f"d{h}"])]
 
     def output_gradient(self, task: Task) -> None:
         """Turn the gradient of this layer's output into that of Z, in place; the bias gradient falls out."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from dorylus_hpc.nn.program import LOSS, ROW_ATTRIBUTES, Pass, Program, Stage, gradient_of
 from lambda_pkg.ops import Op
 
-CORRECT = "correct"  # right answers of an interval, by set
+TALLY = "tally"  # right and wrong answers of an interval, by set
 _ANY = Pass(epoch=1, training=True, n_labelled=1)
 
 
@@ -44,9 +44,9 @@ class DenseGroup:
     gradients
         Weight tensors whose gradients come back.
     loss, counts
-        Whether the loss, and the numbers of right answers, come back.
+        Whether the loss, and the numbers of right and wrong answers, come back.
     logits
-        Row tensor in which right answers are counted.
+        Row tensor in which answers are counted.
     """
 
     name: str
@@ -90,7 +90,7 @@ def plan_offload(
     rematerialise
         Make again what would have to be read, where that needs nothing more.
     counts
-        Also count right answers in the logits, which this group must make.
+        Also count right and wrong answers in the logits, which this group must make.
     keep
         Row tensors to bring back although no later stage reads them.
     """
@@ -121,7 +121,7 @@ def plan_offload(
 
 
 def _count(logits: str, n_sets: int) -> Op:
-    return ("count_correct", {"n_sets": n_sets}, [logits, "labels", "split"], [CORRECT])
+    return ("tally", {"n_sets": n_sets}, [logits, "labels", "split"], [TALLY])
 
 
 def _ops(stages: Iterable[Stage], way: Pass) -> list[Op]:

@@ -8,6 +8,8 @@ start weights and of the dropout masks: no parts, ghosts, intervals, stage progr
     Z_l     = P drop_l(H_{l-1}) W_l + b_l          H_0 = X (normalised)
     H_l     = relu(Z_l) for l < L                  logits = Z_L
     loss    = mean over labelled training vertices of -log softmax(logits)[label]
+              or, where a vertex may have several classes, mean over these vertices and the classes of
+              -log sigmoid(logits) for its classes and -log(1 - sigmoid(logits)) for the others
 
 and backwards, with G_l the gradient of Z_l,
 
@@ -72,6 +74,10 @@ class OracleSettings:
         Of GAT's hidden layers, in which `hidden` is the width of each, and of its last one.
     negative_slope, attention_dropout : float
         Of GAT.
+    class_weights : 'none', 'balanced' or tuple of float
+        Factors of classes in the loss.
+    metric : {'auto', 'accuracy', 'f1-micro', 'f1-macro', 'auc'}
+        What is kept as accuracies; auto: f1-micro where a vertex may have several classes, else accuracy.
     """
 
     layers: int = 2
@@ -95,6 +101,8 @@ class OracleSettings:
     output_heads: int = 1
     negative_slope: float = 0.2
     attention_dropout: float = 0.0
+    class_weights: str | tuple[float, ...] = "none"
+    metric: str = "auto"
 
     def __post_init__(self) -> None:
         choices: dict[str, tuple[str, ...]] = {
@@ -105,6 +113,7 @@ class OracleSettings:
             "aggregator": ("mean", "gcn", "max"),
             "l2_normalise": ("on", "off"),
             "epsilon": ("learned", "fixed"),
+            "metric": ("auto", "accuracy", "f1-micro", "f1-macro", "auc"),
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
@@ -132,7 +141,7 @@ class OracleResult:
     logits : ndarray, (n, C)
         Of the last weights, without dropout.
     accuracies : dict
-        Weight version v (the number of updates made) -> {'train', 'val', 'test'}, fractions of the
+        Weight version v (the number of updates made) -> {'train', 'val', 'test'}, the metric of the
         labelled vertices of that role from a forward without dropout; NaN if there are none.
     """
 
@@ -279,7 +288,7 @@ def loss_and_gradients(
         z = propagation @ (d @ w) + b
         positive = (z > 0).astype(z.dtype)
         h = np.maximum(z, 0)
-    loss, g = cross_entropy(z, labels, train)
+    loss, g = cross_entropy(z, labels, train, settings.class_weights)
     gradients: Params = []
     for d, slope, (w, _) in zip(reversed(dropped), reversed(slopes), reversed(params), strict=True):
         s = propagation.T @ g
@@ -343,8 +352,9 @@ def train_oracle(
         ``A[i, j]`` is the weight (>= 0) of the edge i -> j; ones if there are no weights. Loops are
         ignored, since the model's self term replaces them; duplicates are summed.
     features : ndarray or SciPy sparse, (n, f)
-    labels : ndarray of int, (n,)
-        -1 where unlabelled: never in the loss nor in an accuracy.
+    labels : ndarray of int, (n,), or of uint8, (n, n_classes)
+        -1 where unlabelled: never in the loss nor in an accuracy. Or 1 for each class of a vertex, 0 for the
+        others, and 255 where unlabelled.
     split : ndarray of uint8, (n,)
         0 none, 1 train, 2 validation, 3 test.
     n_classes : int
@@ -369,20 +379,21 @@ def train_oracle(
     _check_data(adjacency, features, labels, split, n_classes)
     made = (model or GcnOracle)(adjacency, settings)
     x = normalise_features(features, settings.feature_norm, settings.dtype)
-    roles = {role: (split == code) & (labels >= 0) for role, code in _ROLES.items()}
+    labelled = labels >= 0 if labels.ndim == 1 else (labels <= 1).all(axis=1)
+    roles = {role: (split == code) & labelled for role, code in _ROLES.items()}
     params = made.start(x.shape[1], n_classes)
     moments = [[(np.zeros_like(p), np.zeros_like(p)) for p in tensors] for tensors in params]
     result = OracleResult(np.zeros(settings.epochs), params, [], np.empty(0))
     for epoch in range(1, settings.epochs + 1):
         if (epoch - 1) % settings.eval_every == 0:
-            result.accuracies[epoch - 1] = _accuracies(made.logits(x, params), labels, roles)
+            result.accuracies[epoch - 1] = _values(made.logits(x, params), labels, roles, settings.metric)
         loss, gradients = made.loss_and_gradients(x, labels, roles["train"], params, epoch)
         result.losses[epoch - 1] = loss
         if epoch == 1:
             result.first_gradients = gradients
         params = _update(params, gradients, moments, epoch, settings)
     result.params, result.logits = params, made.logits(x, params)
-    result.accuracies[settings.epochs] = _accuracies(result.logits, labels, roles)
+    result.accuracies[settings.epochs] = _values(result.logits, labels, roles, settings.metric)
     return result
 
 
@@ -408,16 +419,27 @@ def drop(h: Matrix, settings: OracleSettings, epoch: int, layer: int) -> tuple[M
     return h * multiplier, multiplier
 
 
-def cross_entropy(logits: np.ndarray, labels: np.ndarray, train: np.ndarray) -> tuple[float, np.ndarray]:
+def cross_entropy(
+    logits: np.ndarray,
+    labels: np.ndarray,
+    train: np.ndarray,
+    class_weights: str | tuple[float, ...] = "none",
+) -> tuple[float, np.ndarray]:
     """Return the mean of -log softmax at the labels of the rows `train`, and its gradient.
 
     Parameters
     ----------
     logits : ndarray, (n, C)
-    labels : ndarray of int, (n,)
+    labels : ndarray of int, (n,), or of uint8, (n, C): then of -log sigmoid, the mean over classes, too
     train : ndarray of bool, (n,)
+    class_weights : 'none', 'balanced' or tuple of float, (C,)
+        The mean is weighted by them; of sigmoids, those of classes that a vertex has are multiplied.
     """
     rows = np.flatnonzero(train)
+    if labels.ndim == 2:
+        return _sigmoid_cross_entropy(logits, labels, rows, class_weights)
+    if class_weights != "none":
+        return _weighted_cross_entropy(logits, labels, rows, class_weights)
     z = logits[rows] - logits[rows].max(axis=1, keepdims=True)
     log_p = z - np.log(np.exp(z).sum(axis=1, keepdims=True))
     at_label = np.arange(rows.size), labels[rows]
@@ -426,6 +448,41 @@ def cross_entropy(logits: np.ndarray, labels: np.ndarray, train: np.ndarray) -> 
     d_logits = np.zeros_like(logits)
     d_logits[rows] = d_rows / rows.size
     return float(-log_p[at_label].mean()), d_logits
+
+
+def _weighted_cross_entropy(
+    logits: np.ndarray, labels: np.ndarray, rows: np.ndarray, class_weights: Any
+) -> tuple[float, np.ndarray]:
+    onehot = np.eye(logits.shape[1])[labels[rows]]
+    members = onehot.sum(axis=0)
+    if class_weights == "balanced":
+        w = np.where(members > 0, rows.size / (logits.shape[1] * np.maximum(members, 1)), 1.0)
+    else:
+        w = np.array(class_weights)
+    each = (onehot * w).sum(axis=1)
+    z = logits[rows].astype(np.float64)
+    z -= z.max(axis=1, keepdims=True)
+    p = np.exp(z) / np.exp(z).sum(axis=1, keepdims=True)
+    log_p = z - np.log(np.exp(z).sum(axis=1, keepdims=True))
+    d_logits = np.zeros_like(logits)
+    d_logits[rows] = each[:, None] * (p - onehot) / each.sum()
+    return float(-(each * (onehot * log_p).sum(axis=1)).sum() / each.sum()), d_logits
+
+
+def _sigmoid_cross_entropy(
+    logits: np.ndarray, labels: np.ndarray, rows: np.ndarray, class_weights: Any
+) -> tuple[float, np.ndarray]:
+    z, y = logits[rows].astype(np.float64), labels[rows].astype(np.float64)
+    members = y.sum(axis=0)
+    if class_weights == "balanced":
+        mixed = (members > 0) & (members < rows.size)
+        w = np.where(mixed, (rows.size - members) / np.maximum(members, 1), 1.0)
+    else:
+        w = np.ones(z.shape[1]) if class_weights == "none" else np.array(class_weights)
+    log_p, log_q = -np.logaddexp(0, -z), -np.logaddexp(0, z)  # of sigmoid and 1 - sigmoid
+    d_logits = np.zeros_like(logits)
+    d_logits[rows] = ((1 - y) * np.exp(log_p) - w * y * np.exp(log_q)) / z.size
+    return float(-(w * y * log_p + (1 - y) * log_q).mean()), d_logits
 
 
 def _update(
@@ -453,16 +510,49 @@ def _descend(p: np.ndarray, g: np.ndarray, moments: Any, t: int, settings: Oracl
     return p - settings.lr * (m / (1 - _BETA1**t)) / (np.sqrt(v / (1 - _BETA2**t)) + _EPS)
 
 
-def _accuracies(logits: np.ndarray, labels: np.ndarray, roles: dict[str, np.ndarray]) -> dict[str, float]:
-    right = logits.argmax(axis=1) == labels
-    return {role: float(right[rows].mean()) if rows.any() else float("nan") for role, rows in roles.items()}
+def _values(
+    logits: np.ndarray, labels: np.ndarray, roles: dict[str, np.ndarray], metric: str
+) -> dict[str, float]:
+    """Return the metric by role."""
+    if metric == "auto":
+        metric = "accuracy" if labels.ndim == 1 else "f1-micro"
+    return {
+        role: _value(logits[rows], labels[rows], metric) if rows.any() else float("nan")
+        for role, rows in roles.items()
+    }
+
+
+def _value(logits: np.ndarray, labels: np.ndarray, metric: str) -> float:
+    if metric == "auc":
+        score = logits[:, 1].astype(np.float64) - logits[:, 0]
+        positive, negative = score[labels == 1][:, None], score[labels == 0]
+        return float(((positive > negative) + 0.5 * (positive == negative)).mean())
+    if labels.ndim == 2:
+        answer, true = logits > 0, labels == 1
+    else:
+        classes = np.arange(logits.shape[1])
+        answer, true = logits.argmax(axis=1)[:, None] == classes, labels[:, None] == classes
+    if metric == "accuracy":
+        return float((answer == true).all(axis=1).mean())
+    right, wrong = (answer & true).sum(axis=0), (answer ^ true).sum(axis=0)
+    if metric == "f1-micro":
+        return float(2 * right.sum() / max(2 * right.sum() + wrong.sum(), 1))
+    seen = right + wrong > 0
+    return float((2 * right[seen] / (2 * right[seen] + wrong[seen])).mean()) if seen.any() else 0.0
 
 
 def _check_data(adjacency: Any, features: Any, labels: np.ndarray, split: np.ndarray, n_classes: int) -> None:
-    n = labels.size
+    n = len(labels)
     shapes = {"adjacency": adjacency.shape, "features": features.shape, "split": split.shape}
-    if adjacency.shape != (n, n) or features.shape[0] != n or split.shape != (n,) or labels.ndim != 1:
+    if adjacency.shape != (n, n) or features.shape[0] != n or split.shape != (n,) or labels.ndim > 2:
         raise ValueError(f"{n} labels (shape {labels.shape}) need as many rows everywhere, got {shapes}")
+    if labels.ndim == 2:
+        marked = labels[labels[:, 0] != 255]
+        if labels.shape[1] != n_classes or (marked > 1).any():
+            raise ValueError(f"labels of shape {labels.shape} must be 0 or 1 in {n_classes} columns, or 255")
+        if not ((split == 1) & (labels[:, 0] <= 1)).any():
+            raise ValueError("there is no labelled training vertex (split == 1 and labels below 255)")
+        return
     if labels.min(initial=-1) < -1 or labels.max(initial=-1) >= n_classes:
         wrong = int(np.flatnonzero((labels < -1) | (labels >= n_classes))[0])
         raise ValueError(

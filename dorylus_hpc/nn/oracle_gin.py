@@ -60,7 +60,7 @@ class GinOracle:
             d, multiplier = drop(h, self._settings, epoch, layer)
             saved.append((d, multiplier, *self._layer(d, tensors)))
             h = np.maximum(saved[-1][-1], 0)
-        loss, g = cross_entropy(saved[-1][-1], labels, train)
+        loss, g = cross_entropy(saved[-1][-1], labels, train, self._settings.class_weights)
         gradients: Params = []
         for layer in range(len(params), 0, -1):
             d, multiplier, s, r, _ = saved[layer - 1]

@@ -114,7 +114,7 @@ class _SageOracle(ABC):
             z, saved = self._product(d, tensors)
             passed.append((d, multiplier, z, saved))
             h, _ = self._activate(z)
-        loss, g = cross_entropy(z, labels, train)
+        loss, g = cross_entropy(z, labels, train, self._settings.class_weights)
         gradients: Params = []
         for layer in range(len(params), 0, -1):
             d, multiplier, _, saved = passed[layer - 1]

@@ -24,11 +24,12 @@ Reference: Dorylus (OSDI '21), section 3.1, the SAGA-NN model GA, AV, SC, AE, af
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
+from dorylus_hpc.nn.objective import Objective
 from dorylus_hpc.nn.operands import PartOperands
 from dorylus_hpc.nn.params import ParamSpec
 from lambda_pkg.ops import Op
@@ -101,9 +102,12 @@ class Task:
     training
         False in an evaluation: no dropout, no gradient.
     n_labelled
-        Number of labelled training vertices in the whole graph: the loss is a mean over them.
+        What the sum of the loss is divided by (`Objective.divisor`): as a rule the number of labelled
+        training vertices in the whole graph.
     loss
         Sum of the loss over the interval's training vertices, written by the last forward stage.
+    objective
+        The loss.
     """
 
     part: PartOperands
@@ -114,8 +118,9 @@ class Task:
     gradients: dict[str, np.ndarray]
     epoch: int
     training: bool
-    n_labelled: int
+    n_labelled: float
     loss: float = 0.0
+    objective: Objective = field(default_factory=Objective)
 
     def block(self, name: str) -> np.ndarray:
         """Return the interval's rows of a row tensor."""
@@ -128,13 +133,14 @@ class Pass:
 
     Attributes
     ----------
-    epoch, training, n_labelled
+    epoch, training, n_labelled, objective
         As for `Task`.
     """
 
     epoch: int
     training: bool
-    n_labelled: int
+    n_labelled: float
+    objective: Objective = field(default_factory=Objective)
 
 
 @dataclass(frozen=True)

@@ -8,32 +8,35 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-SETS = ("train", "val", "test")
+from dorylus_hpc.report.classification import SETS, Tally
 
 
 @dataclass(frozen=True)
-class Accuracies:
-    """Accuracies of one version of the weights, fractions; None where unknown.
+class Evaluation:
+    """What one version of the weights is worth, as fractions; None where unknown.
 
     Attributes
     ----------
     epoch
         Number of updates behind these weights.
     train, val, test
-        Share of correctly classified vertices of each set.
+        The run's metric on each set.
+    accuracy
+        Share of the vertices of each set whose answer is right in whole.
     """
 
     epoch: int
     train: float | None = None
     val: float | None = None
     test: float | None = None
+    accuracy: tuple[float | None, float | None, float | None] = (None, None, None)
 
 
-def accuracies(epoch: int, correct: Any, members: tuple[int, int, int]) -> Accuracies:
-    """Return accuracies from counts of correct vertices and of all vertices, by set."""
-    return Accuracies(
-        epoch, *(float(right) / n if n else None for right, n in zip(correct, members, strict=True))
-    )
+def evaluation(epoch: int, tally: Tally, metric: str) -> Evaluation:
+    """Return what counted answers are worth."""
+    train, val, test = (tally.value(metric, place) for place in range(len(SETS)))
+    first, second, third = (tally.value("accuracy", place) for place in range(len(SETS)))
+    return Evaluation(epoch, train, val, test, (first, second, third))
 
 
 @dataclass
@@ -52,9 +55,9 @@ class History:
 
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-    evaluations: list[Accuracies] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
 
-    def is_best(self, candidate: Accuracies) -> bool:
+    def is_best(self, candidate: Evaluation) -> bool:
         """Tell if an evaluation is better, by validation, than all so far; the first of equals counts.
 
         Without a validation set the latest is always the best.
@@ -64,7 +67,7 @@ class History:
         return all(seen.val is None or candidate.val > seen.val for seen in self.evaluations)
 
     @property
-    def best(self) -> Accuracies:
+    def best(self) -> Evaluation:
         """The evaluation of the best weights."""
         with_validation = [seen for seen in self.evaluations if seen.val is not None]
         if not with_validation:
@@ -72,7 +75,7 @@ class History:
         return max(with_validation, key=lambda seen: (seen.val, -seen.epoch))
 
     @property
-    def last(self) -> Accuracies:
+    def last(self) -> Evaluation:
         """The evaluation of the last weights."""
         return self.evaluations[-1]
 

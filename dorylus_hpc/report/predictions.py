@@ -37,15 +37,17 @@ def check_output(path: Path) -> None:
 
 
 def write_predictions(path: Path, ids: np.ndarray, classes: np.ndarray, probabilities: np.ndarray) -> None:
-    """Write one row a vertex: id, predicted class, probability of each class.
+    """Write one row a vertex: id, predicted class or classes, probability of each class.
 
     Parameters
     ----------
     path
         Ends in ``.npz`` (arrays ``ids``, ``classes``, ``probabilities``), ``.csv`` or ``.parquet``
-        (columns ``id``, ``class``, ``p0``, ``p1``, ...).
+        (columns ``id``, ``class``, ``p0``, ``p1``, ...; of several classes a vertex ``classes`` in place of
+        ``class``: numbers between spaces, in ``.parquet`` a list).
     ids : ndarray, (n,)
-    classes : ndarray, (n,), int32
+    classes : ndarray, (n,), int32, or (n, n_classes), uint8
+        A class; or 1 for each class of a vertex, 0 for the others.
     probabilities : ndarray, (n, n_classes), float32
 
     Raises
@@ -58,8 +60,14 @@ def write_predictions(path: Path, ids: np.ndarray, classes: np.ndarray, probabil
         _WRITERS[path.suffix](temporary, ids, classes, probabilities)
 
 
-def _columns(probabilities: np.ndarray) -> list[str]:
-    return ["id", "class", *(f"p{k}" for k in range(probabilities.shape[1]))]
+def _columns(classes: np.ndarray, probabilities: np.ndarray) -> list[str]:
+    name = "class" if classes.ndim == 1 else "classes"
+    return ["id", name, *(f"p{k}" for k in range(probabilities.shape[1]))]
+
+
+def _sets(classes: np.ndarray) -> list[list[int]]:
+    """Return the numbers of each vertex' classes."""
+    return [np.flatnonzero(row).tolist() for row in classes]
 
 
 def _write_npz(path: Path, ids: np.ndarray, classes: np.ndarray, probabilities: np.ndarray) -> None:
@@ -70,8 +78,12 @@ def _write_npz(path: Path, ids: np.ndarray, classes: np.ndarray, probabilities: 
 def _write_csv(path: Path, ids: np.ndarray, classes: np.ndarray, probabilities: np.ndarray) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(_columns(probabilities))
-        for vertex, chosen, row in zip(ids.tolist(), classes.tolist(), probabilities, strict=True):
+        writer.writerow(_columns(classes, probabilities))
+        if classes.ndim == 1:
+            answers = classes.tolist()
+        else:
+            answers = [" ".join(map(str, chosen)) for chosen in _sets(classes)]
+        for vertex, chosen, row in zip(ids.tolist(), answers, probabilities, strict=True):
             writer.writerow([vertex, chosen, *(f"{value:.6g}" for value in row)])
 
 
@@ -79,8 +91,12 @@ def _write_parquet(path: Path, ids: np.ndarray, classes: np.ndarray, probabiliti
     import pyarrow
     from pyarrow import parquet
 
-    arrays = [ids, classes, *np.ascontiguousarray(probabilities.T)]
-    parquet.write_table(pyarrow.table(arrays, names=_columns(probabilities)), path)
+    if classes.ndim == 1:
+        answers = classes
+    else:
+        answers = pyarrow.array(_sets(classes), pyarrow.list_(pyarrow.int32()))
+    arrays = [ids, answers, *np.ascontiguousarray(probabilities.T)]
+    parquet.write_table(pyarrow.table(arrays, names=_columns(classes, probabilities)), path)
 
 
 _WRITERS: dict[str, Callable[[Path, np.ndarray, np.ndarray, np.ndarray], None]] = {

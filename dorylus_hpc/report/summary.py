@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from dorylus_hpc.files import atomic_path
-from dorylus_hpc.report.metrics import SETS, Accuracies, History
+from dorylus_hpc.report.classification import SETS
+from dorylus_hpc.report.metrics import Evaluation, History
 
 TASK_KINDS = ("GA", "AV", "SC", "AE", "dGA", "dAV", "dSC", "dAE", "WU", "RD", "LD", "eval", "wait")
 _LAMBDA = (
@@ -39,7 +40,9 @@ def build_summary(
     config: Mapping[str, Any],
     ranks: Mapping[str, Any],
     history: History,
-    best: Accuracies,
+    best: Evaluation,
+    metric: str,
+    report: Mapping[str, Any],
     setup_seconds: float,
     task_seconds: Mapping[str, float],
     peak_rss_bytes: Sequence[int],
@@ -61,6 +64,10 @@ def build_summary(
         Losses, times and evaluations.
     best
         The evaluation of the best weights.
+    metric
+        What they are the best by.
+    report
+        All metrics and classes, of the best and of the last weights.
     setup_seconds
         From start to the first epoch, the slowest rank.
     task_seconds
@@ -103,11 +110,19 @@ def build_summary(
         "best_epoch": best.epoch,
         **{
             f"{name}_accuracy": {
-                "best_validation": getattr(best, name),
-                "last": getattr(history.last, name),
+                "best_validation": best.accuracy[place],
+                "last": history.last.accuracy[place],
             }
-            for name in SETS
+            for place, name in enumerate(SETS)
         },
+        "metric": {
+            "name": metric,
+            **{
+                name: {"best_validation": getattr(best, name), "last": getattr(history.last, name)}
+                for name in SETS
+            },
+        },
+        "report": dict(report),
         "task_seconds": {kind: task_seconds.get(kind, 0.0) for kind in TASK_KINDS},
         "peak_rss_bytes": list(peak_rss_bytes),
         "ghost_bytes_per_epoch": ghost_bytes_per_epoch,
