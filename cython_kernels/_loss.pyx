@@ -125,6 +125,10 @@ cdef int sigmoid_piece(
             continue
         total = 0
         for c in range(n_classes):
+            if labels[i, c] == 255:
+                if with_gradient:
+                    d_logits[i, c] = 0
+                continue
             # With z turned so that the answer is right where it is large: -log sigmoid(z), never exp of
             # what is positive.
             z = logits[i, c] if labels[i, c] else -logits[i, c]

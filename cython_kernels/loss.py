@@ -105,8 +105,8 @@ def sigmoid_cross_entropy(
     logits
         float32 or float64 [n, n_classes].
     labels
-        uint8 [n, n_classes]: 1 for the classes of a vertex and 0 for the others where the mask is set,
-        anything elsewhere.
+        uint8 [n, n_classes]: 1 for the classes of a vertex, 0 for the others and 255 where it is not known,
+        which costs nothing; anything where the mask is not set.
     mask
         uint8 or bool [n]: the rows that count.
     pos_weight
@@ -115,12 +115,12 @@ def sigmoid_cross_entropy(
         Factor of the gradient (not of the returned sum), such as 1 / (training vertices x classes).
     d_logits
         [n, n_classes], of the dtype of `logits`: receives scale * w * (sigmoid - 1) for classes that a row of
-        the mask has, scale * sigmoid for the others, and exactly 0 in other rows. `logits` itself, or apart
-        from the inputs. None: no gradient.
+        the mask has, scale * sigmoid for the others, and exactly 0 where it is not known and in other rows.
+        `logits` itself, or apart from the inputs. None: no gradient.
     num_threads
         Threads over pieces of the rows.
     validate
-        False skips the check of the labels; what is not 0 is then a class that the vertex has.
+        False skips the check of the labels; what is neither 0 nor 255 is then a class that the vertex has.
 
     Returns
     -------
@@ -130,7 +130,7 @@ def sigmoid_cross_entropy(
     Raises
     ------
     TypeError, ValueError
-        An argument of another type, shape or layout than above, or a label above 1 under the mask.
+        An argument of another type, shape or layout than above, or another label under the mask.
     """
     checks.array("logits", logits, checks.FLOATS, (None, None))
     n, n_classes = logits.shape
@@ -179,11 +179,12 @@ def _check_labels(labels: IntArray, mask: npt.NDArray[Any], n_classes: int) -> N
 
 
 def _check_marks(labels: npt.NDArray[np.uint8], mask: npt.NDArray[Any]) -> None:
-    """Refuse a label that is neither 0 nor 1 under the mask, naming the first."""
-    bad = (labels > 1).any(axis=1) & (mask != 0)
+    """Refuse a label that is neither 0, 1 nor 255 under the mask, naming the first."""
+    wrong = (labels > 1) & (labels != 255)
+    bad = wrong.any(axis=1) & (mask != 0)
     if bad.any():
         at = int(bad.argmax())
-        column = int((labels[at] > 1).argmax())
+        column = int(wrong[at].argmax())
         raise ValueError(
-            f"labels[{at}, {column}] = {labels[at, column]} is neither 0 nor 1 and the mask is set there"
+            f"labels[{at}, {column}] = {labels[at, column]} is neither 0, 1 nor 255 and the mask is set there"
         )

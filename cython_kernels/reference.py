@@ -541,12 +541,12 @@ def sigmoid_cross_entropy(
 ) -> float:
     """Twin of `cython_kernels.sigmoid_cross_entropy`: SciPy's log-sigmoid in double precision."""
     chosen = np.flatnonzero(mask)
-    z, has = logits[chosen].astype(np.float64), labels[chosen] != 0
-    weight = np.where(has, 1.0 if pos_weight is None else pos_weight, 1.0)
+    z, has, known = logits[chosen].astype(np.float64), labels[chosen] != 0, labels[chosen] != 255
+    weight = np.where(has, 1.0 if pos_weight is None else pos_weight, 1.0) * known
     if d_logits is not None:
         d_logits[...] = 0
         d_logits[chosen] = scale * weight * np.where(has, -expit(-z), expit(z))
-    return float(-(weight * log_expit(np.where(has, z, -z))).sum())
+    return float(-(weight * log_expit(np.where(has, z, -z)))[known].sum())
 
 
 def _entries(indptr: IntArray, rows: tuple[int, int] | None) -> tuple[IntArray, npt.NDArray[np.bool_]]:

@@ -582,6 +582,9 @@ def softmax_cross_entropy(
     return float(np.cumsum(losses)[-1]), d_logits  # row after row, like the compiled twin
 
 
+UNKNOWN = 255  # a label of which nobody knows whether it is 0 or 1
+
+
 def sigmoid_cross_entropy(
     logits: np.ndarray,
     labels: np.ndarray,
@@ -597,7 +600,8 @@ def sigmoid_cross_entropy(
     logits : ndarray, (n, n_classes)
         Computed in double precision whatever their dtype; none overflows.
     labels : ndarray, (n, n_classes), uint8
-        1 for the classes of a vertex and 0 for the others where the mask is set, anything elsewhere.
+        1 for the classes of a vertex, 0 for the others and 255 where it is not known, which costs nothing;
+        anything where the mask is not set.
     mask : ndarray, (n,)
         Not 0 in the rows that count.
     pos_weight : ndarray, (n_classes,), float64, optional
@@ -611,22 +615,23 @@ def sigmoid_cross_entropy(
         In nats.
     d_logits : ndarray, (n, n_classes)
         In the rows of the mask ``scale * weight * (sigmoid - 1)`` for classes that the vertex has and
-        ``scale * sigmoid`` for the others; exactly 0 elsewhere.
+        ``scale * sigmoid`` for the others; exactly 0 where it is not known, and elsewhere.
 
     Raises
     ------
     TypeError, ValueError
-        Dtypes or shapes that do not fit together, or a label that is neither 0 nor 1 under the mask.
+        Dtypes or shapes that do not fit together, or another label under the mask.
     """
     _check_loss(logits, labels, mask, logits.shape, "pos_weight", pos_weight)
     d_logits = np.zeros_like(logits)
     rows = np.flatnonzero(mask)
     if logits[rows].size == 0:
         return 0.0, d_logits
-    has = labels[rows]
-    if has.max() > 1:
-        raise ValueError(f"labels under the mask must be 0 or 1, got {has.max()}")
-    sign = 1.0 - 2.0 * has  # -1 for a class that the vertex has
+    marks = labels[rows]
+    has, known = marks == 1, marks != UNKNOWN
+    if (marks[known] > 1).any():
+        raise ValueError(f"labels under the mask must be 0, 1 or {UNKNOWN}, got {marks[known].max()}")
+    sign = np.where(has, -1.0, 1.0)
     z = logits[rows] * sign  # large where the answer is wrong
     decay = np.exp(-np.abs(z))
     losses = np.log1p(decay) + np.maximum(z, 0)
@@ -636,6 +641,8 @@ def sigmoid_cross_entropy(
         losses *= weights
         slopes *= weights
     slopes *= scale
+    for array in (losses, slopes):
+        np.copyto(array, 0, where=~known)
     d_logits[rows] = slopes
     return float(np.cumsum(losses.sum(axis=1))[-1]), d_logits
 
@@ -676,7 +683,8 @@ def tally(logits: np.ndarray, labels: np.ndarray, split: np.ndarray, n_sets: int
     ----------
     logits : ndarray, (n, n_classes)
     labels : ndarray, (n,), int, or (n, n_classes), uint8
-        A class, in 0 .. n_classes - 1 in the rows of a set; or 1 for each class of a vertex and 0 for others.
+        A class, in 0 .. n_classes - 1 in the rows of a set; or 1 for each class of a vertex, 0 for others and
+        255 where it is not known, which counts for nothing.
     split : ndarray, (n,), int
         Set of each row: 1 .. `n_sets`, or 0 for none.
     n_sets : int
@@ -699,9 +707,10 @@ def tally(logits: np.ndarray, labels: np.ndarray, split: np.ndarray, n_sets: int
             continue
         by_class = count[1 : 1 + 3 * n_classes].reshape(3, n_classes)
         if labels.ndim == 2:
-            has, answer = labels[rows] != 0, answers[rows]
+            marks = labels[rows]
+            has, answer = marks == 1, answers[rows] & (marks != UNKNOWN)
             count[0] = np.count_nonzero((has == answer).all(axis=1))
-            by_class[:] = [np.count_nonzero(marks, axis=0) for marks in (has & answer, answer, has)]
+            by_class[:] = [np.count_nonzero(some, axis=0) for some in (has & answer, answer, has)]
             continue
         wanted, found = labels[rows].astype(np.int64), answers[rows]
         right = found == wanted

@@ -63,8 +63,9 @@ def make(
 
 
 def _several(rng: np.random.Generator, labels: np.ndarray, classes: int) -> np.ndarray:
-    """A third of all classes for each vertex with a label, rather those of small numbers."""
+    """A third of all classes for each vertex with a label, rather small ones; few are not known."""
     marks = (rng.random((len(labels), classes)) < np.linspace(0.5, 0.1, classes)).astype(np.int8)
+    marks[rng.random((len(labels), classes)) < 0.1] = -1
     marks[labels < 0] = -1
     return marks
 

@@ -63,7 +63,7 @@ def test_loss_is_that_of_the_compiled_one(n, dtype):
 def test_loss_refuses_a_label_out_of_range():
     with pytest.raises(ValueError, match=r"labels under the mask must lie in 0..2, got 1..3"):
         dense.softmax_cross_entropy(np.zeros((2, 3)), np.array([1, 3]), np.array([1, 1]))
-    with pytest.raises(ValueError, match="labels under the mask must be 0 or 1, got 2"):
+    with pytest.raises(ValueError, match="labels under the mask must be 0, 1 or 255, got 2"):
         dense.sigmoid_cross_entropy(np.zeros((2, 3)), np.full((2, 3), 2, np.uint8), np.array([1, 0]))
     with pytest.raises(ValueError, match=r"labels must have shape \(2, 3\), got \(2,\)"):
         dense.sigmoid_cross_entropy(np.zeros((2, 3)), np.zeros(2, np.uint8), np.array([1, 0]))
@@ -80,7 +80,8 @@ def test_other_losses_are_those_of_the_compiled_ones(n, weighted, dtype):
     rng = np.random.default_rng(n)
     logits, mask = 20 * block(rng, n, 7, dtype), rng.random(n) < 0.6
     marks = (rng.random((n, 7)) < 0.4).astype(np.uint8)
-    marks[~mask] = 255
+    marks[rng.random((n, 7)) < 0.1] = 255
+    marks[~mask] = 77
     weights = rng.random(7) if weighted else None
     cases = [
         ("sigmoid_cross_entropy", marks, {"pos_weight": weights}),
@@ -146,6 +147,9 @@ def test_answers_of_several_classes_are_counted_by_set_and_class():
     labels = np.array([[1, 0], [0, 1], [0, 0], [1, 1], [255, 255]], np.uint8)
     found = dense.tally(logits, labels, np.array([1, 1, 2, 1, 0]), 3)
     assert found.tolist() == [[1, 2, 1, 3, 1, 2, 2], [1, 0, 0, 0, 0, 0, 0], [0] * 7]
+    labels[:2, 0] = 255  # a right answer and a wrong one of which nobody knows
+    found = dense.tally(logits, labels, np.array([1, 1, 2, 1, 0]), 3)
+    assert found[0].tolist() == [2, 1, 1, 1, 1, 1, 2]
 
 
 PROGRAM = [

@@ -118,6 +118,12 @@ def test_rows_of_unknown_marks_are_unlabelled(save, unknown):
     assert "1 unlabelled vertices dropped from the train set" in graph.notes
 
 
+def test_marks_may_be_known_in_part(save):
+    graph = read_npz(save(changed("y", (3, 1), np.nan, several(y=MARKS * 1.0))))
+    assert graph.labels[3].tolist() == [1, 255, 1] and np.count_nonzero(graph.labels == 255) == 1
+    assert graph.split[3] == 3 and graph.notes == ()
+
+
 def test_classes_as_sets(save):
     matrix = sp.csr_array(MARKS)
     keys = {"y": None, "y_indptr": matrix.indptr, "y_indices": matrix.indices}
@@ -348,10 +354,6 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "mark broken": (
         changed("y", (3, 1), 0.5, several(y=MARKS * 1.0)),
         r"y: vertex 3, class 1: 0\.5 is not 0 or 1",
-    ),
-    "marks half unknown": (
-        changed("y", (3, 1), NAN, several(y=MARKS * 1.0)),
-        "y: vertex 3, class 1: nan beside known labels: a vertex has labels for all classes, or",
     ),
     "marks text": (content(y=np.full((6, 2), "1")), "y: has dtype <U1, expected 0 and 1"),
     "marks against meta": (

@@ -110,7 +110,7 @@ def good():
         | threads,
         "sigmoid_cross_entropy": {
             "logits": small,
-            "labels": np.array([[0, 1, 1, 0], [255] * F, [0] * F], np.uint8),
+            "labels": np.array([[0, 1, 1, 255], [9] * F, [0] * F], np.uint8),
             "mask": np.array([1, 0, 1], np.uint8),
             "pos_weight": np.ones(F),
             "d_logits": np.zeros((N, F)),
@@ -816,7 +816,7 @@ def test_marks():
     labels = good()["sigmoid_cross_entropy"]["labels"]
     labels[2, 3] = 2
     refused(
-        "sigmoid_cross_entropy", ValueError, r"labels\[2, 3\] = 2 is neither 0 nor 1 and the", labels=labels
+        "sigmoid_cross_entropy", ValueError, r"labels\[2, 3\] = 2 is neither 0, 1 nor 255 and", labels=labels
     )
     for scale in (np.nan, np.inf):
         refused("sigmoid_cross_entropy", ValueError, "scale must be finite", scale=scale)

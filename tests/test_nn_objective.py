@@ -17,8 +17,8 @@ def case(seed=0):
     return 3 * rng.normal(size=(N, CLASSES)), mask, rng
 
 
-def mean_and_gradient(objective, logits, labels, mask, members):
-    divisor = objective.divisor(int(mask.sum()), members)
+def mean_and_gradient(objective, logits, labels, mask, members, known):
+    divisor = objective.divisor(members, known)
     gradient = np.full_like(logits, np.nan)
     loss = objective.loss(logits, labels, mask, divisor, gradient) / divisor
     shape = np.ones(logits.shape)
@@ -43,22 +43,28 @@ def test_one_class_a_vertex(weights):
     w = (np.ones(CLASSES) if weights is None else weights)[labels[rows]]
     want = -(w * log_softmax(logits[rows], axis=1)[np.arange(rows.sum()), labels[rows]]).sum() / w.sum()
     members = np.bincount(labels[rows], minlength=CLASSES)
-    loss, gradient, numeric = mean_and_gradient(Objective(False, weights), logits, labels, mask, members)
+    known = np.full(CLASSES, rows.sum())
+    loss, gradient, numeric = mean_and_gradient(
+        Objective(False, weights), logits, labels, mask, members, known
+    )
     assert loss == pytest.approx(want, rel=1e-13)
     np.testing.assert_allclose(gradient, numeric, atol=1e-9)
 
 
 @pytest.mark.parametrize("weights", [None, np.array([1.0, 0.2, 5.0, 0.0])], ids=["plain", "weighted"])
 def test_several_classes_a_vertex(weights):
-    """The mean of BCEWithLogitsLoss(pos_weight=p): over vertices and classes, whatever the weights."""
+    """The mean of BCEWithLogitsLoss(pos_weight=p): over what is known, whatever the weights."""
     logits, mask, rng = case(1)
     labels = (rng.random((N, CLASSES)) < 0.3).astype(np.uint8)
+    labels[rng.random((N, CLASSES)) < 0.2] = 255
     labels[mask == 0] = 255
-    rows = mask == 1
-    y, z = labels[rows], logits[rows]
+    known = labels < 2
+    y, z = labels == 1, logits
     w = np.ones(CLASSES) if weights is None else weights
-    want = -(w * y * log_expit(z) + (1 - y) * log_expit(-z)).mean()
-    loss, gradient, numeric = mean_and_gradient(Objective(True, weights), logits, labels, mask, y.sum(axis=0))
+    want = -(w * y * log_expit(z) + ~y * log_expit(-z))[known].mean()
+    loss, gradient, numeric = mean_and_gradient(
+        Objective(True, weights), logits, labels, mask, y.sum(axis=0), known.sum(axis=0)
+    )
     assert loss == pytest.approx(want, rel=1e-13)
     np.testing.assert_allclose(gradient, numeric, atol=1e-9)
 
@@ -66,14 +72,15 @@ def test_several_classes_a_vertex(weights):
 def test_balanced_classes_count_alike():
     labels = np.repeat([0, 1, 3], [90, 9, 1])
     members = np.bincount(labels, minlength=4)
-    weights = balanced_weights(100, members, several=False)
+    weights = balanced_weights(members, np.full(4, 100), several=False)
     assert weights.tolist() == [100 / (4 * 90), 100 / (4 * 9), 1.0, 100 / 4]
     assert (weights * members)[[0, 1, 3]] == pytest.approx([25.0] * 3)
-    assert Objective(False, weights).divisor(100, members) == pytest.approx(75.0)
+    assert Objective(False, weights).divisor(members, np.full(4, 100)) == pytest.approx(75.0)
+    assert Objective(False, None).divisor(members, np.full(4, 100)) == 100.0
 
 
 def test_balanced_marks_count_alike():
-    members = np.array([90, 9, 0, 100])
-    weights = balanced_weights(100, members, several=True)
-    assert weights.tolist() == [10 / 90, 91 / 9, 1.0, 1.0]
-    assert Objective(True, weights).divisor(100, members) == 400.0
+    members, known = np.array([90, 9, 0, 100]), np.array([100, 30, 100, 100])
+    weights = balanced_weights(members, known, several=True)
+    assert weights.tolist() == [10 / 90, 21 / 9, 1.0, 1.0]
+    assert Objective(True, weights).divisor(members, known) == 330.0

@@ -31,7 +31,7 @@ from dorylus_hpc.engine.executor import Executor
 from dorylus_hpc.engine.feature_loader import FeatureLoader, Target
 from dorylus_hpc.errors import InputError
 from dorylus_hpc.graph.csr import narrow
-from dorylus_hpc.graph.data import TEST, TRAIN, VALIDATION, is_labelled
+from dorylus_hpc.graph.data import TEST, TRAIN, UNKNOWN_MARK, VALIDATION, is_labelled
 from dorylus_hpc.graph.feature_norm import (
     ColumnStatistics,
     check_norm,
@@ -189,20 +189,28 @@ def count_members(comm: Intracomm, graph: LoadedGraph, n_classes: int) -> np.nda
 
     Returns
     -------
-    ndarray, (3, n_classes), int64
-        Of the training, validation and test set; a vertex of several classes counts in each.
+    ndarray, (2, 3, n_classes), int64
+        Of the training, validation and test set: vertices of each class, and vertices of which it is known
+        whether they have it. A vertex of several classes counts in each.
     """
 
     def of_part(part: PartOperands) -> np.ndarray:
-        counts = np.zeros((3, n_classes), np.int64)
-        for row, member in zip(counts, (TRAIN, VALIDATION, TEST), strict=True):
+        counts = np.zeros((2, 3, n_classes), np.int64)
+        for place, member in enumerate((TRAIN, VALIDATION, TEST)):
             labels = part.labels[part.split == member]
-            row[:] = labels.sum(axis=0) if labels.ndim == 2 else np.bincount(labels, minlength=n_classes)
+            if labels.ndim == 2:
+                has, known = (
+                    np.count_nonzero(labels == 1, axis=0),
+                    np.count_nonzero(labels != UNKNOWN_MARK, axis=0),
+                )
+            else:
+                has, known = np.bincount(labels, minlength=n_classes), np.full(n_classes, len(labels))
+            counts[:, place] = has, known
         return counts.reshape(-1)
 
     table = gather_by_part(comm, graph.placement, np.stack([of_part(part) for part in graph.parts]))
     totals = comm.bcast(None if table is None else table.sum(axis=0))
-    return np.asarray(totals).reshape(3, n_classes)
+    return np.asarray(totals).reshape(2, 3, n_classes)
 
 
 def _read_structure(

@@ -339,10 +339,10 @@ def _host(servers: Intracomm, plan: Plan, folder: Path, executor: Executor, trac
     graph = load_graph(
         servers, folder, plan.manifest, load_settings(config), executor=executor, tracer=tracer
     )
-    members = count_members(servers, graph, plan.manifest.classes)
+    members, known = count_members(servers, graph, plan.manifest.classes)
     _check_members(config, members, folder)
-    objective = _objective(servers, plan, members[0], folder)
-    divisor = objective.divisor(plan.manifest.train, members[0])
+    objective = _objective(servers, plan, members[0], known[0], folder)
+    divisor = objective.divisor(members[0], known[0])
     runner = Runner(
         graph,
         plan.program,
@@ -373,24 +373,26 @@ def _check_members(config: TrainConfig, members: np.ndarray, folder: Path) -> No
         )
 
 
-def _objective(servers: Intracomm, plan: Plan, members: np.ndarray, folder: Path) -> Objective:
+def _objective(
+    servers: Intracomm, plan: Plan, members: np.ndarray, known: np.ndarray, folder: Path
+) -> Objective:
     """Return the loss, with the weights of the classes. Collective over graph servers.
 
     Parameters
     ----------
-    members : ndarray, (n_classes,), int
-        Training vertices of each class.
+    members, known : ndarray, (n_classes,), int
+        Training vertices of each class, and those of which it is known whether they have it.
     """
     manifest, wanted, weights = plan.manifest, plan.config.class_weights, None
     if wanted == "balanced":
-        weights = balanced_weights(manifest.train, members, several=manifest.several_classes)
+        weights = balanced_weights(members, known, several=manifest.several_classes)
     elif wanted != "none":
         read = together(
             servers, lambda: None if plan.roles.rank else read_class_weights(wanted, manifest.classes)
         )
         weights = servers.bcast(read)
     objective = Objective(manifest.several_classes, weights)
-    if not objective.divisor(manifest.train, members):
+    if not objective.divisor(members, known):
         raise InputError(
             f"--class-weights {wanted}: the weights of all classes in the training set of {folder} are 0"
         )

@@ -14,7 +14,7 @@ import scipy.sparse as sp
 from dorylus_hpc.errors import InputError
 from dorylus_hpc.graph import csr
 from dorylus_hpc.graph.csr import Edges
-from dorylus_hpc.graph.data import MAX_VERTICES, UNLABELLED, UNLABELLED_MARK
+from dorylus_hpc.graph.data import MAX_VERTICES, UNKNOWN_MARK, UNLABELLED
 
 ROWS_AT_ONCE = 65536  # feature rows scanned at a time, so that the scan needs no second copy
 EXACT_FLOAT32 = 2**24  # integers up to here are exact in float32
@@ -184,13 +184,13 @@ def class_labels(y: Any, n: int, n_classes: int | None, where: str) -> tuple[np.
 
 
 def marks(y: np.ndarray, n: int, n_classes: int | None, where: str) -> tuple[np.ndarray, int]:
-    """Labels of any number of classes a vertex as uint8 (255: unlabelled), and the number of classes."""
+    """Labels of any number of classes a vertex as uint8 (255: not known), and the number of classes."""
     if y.shape[0] != n:
         refuse(where, f"has shape {y.shape}, expected one row for each of the {n} vertices")
     if n_classes is not None and n_classes != y.shape[1]:
         refuse(where, f"has {y.shape[1]} columns, but the number of classes is {n_classes}")
     if y.dtype.kind not in "iufb":
-        refuse(where, f"has dtype {y.dtype}, expected 0 and 1 (a row of -1 or NaN: unlabelled)")
+        refuse(where, f"has dtype {y.dtype}, expected 0 and 1 (-1 or NaN: not known)")
     checked = np.empty(y.shape, np.uint8)
     for start in range(0, n, ROWS_AT_ONCE):
         rows = y[start : start + ROWS_AT_ONCE]
@@ -200,16 +200,7 @@ def marks(y: np.ndarray, n: int, n_classes: int | None, where: str) -> tuple[np.
         if (bad := first(~((rows == 0) | (rows == 1) | unknown).ravel())) is not None:
             row, column = divmod(bad, y.shape[1])
             refuse(where, f"vertex {start + row}, class {column}: {rows[row, column]} is not 0 or 1")
-        whole = np.asarray(unknown.all(axis=1))
-        if (bad := first(unknown.any(axis=1) & ~whole)) is not None:
-            column = int(unknown[bad].argmax())
-            refuse(
-                where,
-                f"vertex {start + bad}, class {column}: {rows[bad, column]} beside known labels: "
-                "a vertex has labels for all classes, or (a row of -1 or NaN) for none",
-            )
-        checked[start : start + ROWS_AT_ONCE] = rows == 1
-        checked[start : start + ROWS_AT_ONCE][whole] = UNLABELLED_MARK
+        checked[start : start + ROWS_AT_ONCE] = np.where(unknown, UNKNOWN_MARK, rows == 1)
     return checked, int(y.shape[1])
 
 

@@ -13,13 +13,13 @@ from dorylus_hpc.graph.csr import Edges
 NO_SPLIT, TRAIN, VALIDATION, TEST = 0, 1, 2, 3
 SPLIT_NAMES = {TRAIN: "train", VALIDATION: "validation", TEST: "test"}
 UNLABELLED = -1
-UNLABELLED_MARK = 255  # in every column of a vertex without labels, where vertices may have several classes
+UNKNOWN_MARK = 255  # where vertices may have several classes: not known whether a vertex has this one
 MAX_VERTICES = 2**31 - 1  # vertices and rows are int32 everywhere; edges are counted in int64
 
 
 def is_labelled(labels: np.ndarray) -> np.ndarray:
     """Tell which vertices have labels, given in either form of `GraphData.labels`."""
-    return labels != UNLABELLED if labels.ndim == 1 else labels[:, 0] != UNLABELLED_MARK
+    return labels != UNLABELLED if labels.ndim == 1 else (labels != UNKNOWN_MARK).any(axis=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class GraphData:
         float32 or float64, finite.
     labels : ndarray of int32, shape (n,), or of uint8, shape (n, n_classes)
         The class of each vertex, -1 where unlabelled; or, where a vertex may have several classes, 1 for each
-        of them and 0 for the others, and 255 in all columns where unlabelled.
+        of them, 0 for the others and 255 where it is not known: in all columns of an unlabelled vertex.
     n_classes : int
     split : ndarray of uint8, shape (n,)
         0 in no set, 1 train, 2 validation, 3 test. Only labelled vertices are in a set.

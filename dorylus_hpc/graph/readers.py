@@ -112,8 +112,8 @@ def from_arrays(
         edges of weight 0. If all values are one (or True), the graph is unweighted.
     features : array_like or SciPy sparse, shape (n, f)
     labels : array_like, shape (n,), or array_like or SciPy sparse, shape (n, classes)
-        Whole numbers; -1 or NaN: unlabelled. Or, for vertices of several classes, 1 for each of them and 0
-        for the others; a row of -1 or NaN: unlabelled.
+        Whole numbers; -1 or NaN: unlabelled. Or, for vertices of several classes, 1 for each of them, 0 for
+        the others and -1 or NaN where it is not known; unlabelled is a vertex of which nothing is known.
     train, validation, test : array_like, optional
         Indices or boolean masks. With none of them a 60/20/20 % split is drawn with `seed`.
     ids : array_like, shape (n,), optional

@@ -1,7 +1,7 @@
 """What a model learns: one class a vertex, or any number of classes; and what each class counts.
 
     one       mean over the labelled training vertices of -w_y log softmax(z)_y, divided by the mean of w_y
-    several   mean over the labelled training vertices and the classes of
+    several   mean over the labelled training vertices and the classes, where it is known, of
               -p_c log sigmoid(z_c) for classes that the vertex has, -log(1 - sigmoid(z_c)) for the others
 
 z are the logits and y the label; the weights w and p are 1 unless they are given. These are the means of
@@ -25,7 +25,7 @@ class Objective:
     Attributes
     ----------
     several
-        Whether a vertex may have several classes: labels are then 0 and 1, (n, n_classes).
+        Whether a vertex may have several classes: labels are then 0, 1 and 255 (not known), (n, n_classes).
     class_weights : ndarray, (n_classes,), float64, or None
         Factor of a vertex by its class, or of what a class costs the vertices that have it; None: 1.
     """
@@ -53,46 +53,40 @@ class Objective:
             parameters["pos_weight" if self.several else "class_weights"] = self.class_weights.tolist()
         return "sigmoid_cross_entropy" if self.several else "softmax_cross_entropy", parameters
 
-    def divisor(self, n_labelled: int, members: np.ndarray) -> float:
+    def divisor(self, members: np.ndarray, known: np.ndarray) -> float:
         """Return what the sum of the loss over a whole graph is divided by.
 
         Parameters
         ----------
-        n_labelled
-            Labelled training vertices.
-        members : ndarray, (n_classes,), int
-            Those of each class.
+        members, known : ndarray, (n_classes,), int
+            Labelled training vertices of each class, and those of which it is known whether they have it.
         """
         if self.several:
-            return float(n_labelled * len(members))
-        if self.class_weights is None:
-            return float(n_labelled)
-        return float(self.class_weights @ members)
+            return float(known.sum())
+        return float(members.sum() if self.class_weights is None else self.class_weights @ members)
 
 
-def balanced_weights(n_labelled: int, members: np.ndarray, *, several: bool) -> np.ndarray:
+def balanced_weights(members: np.ndarray, known: np.ndarray, *, several: bool) -> np.ndarray:
     """Return weights under which no class counts more for being frequent.
 
     Parameters
     ----------
-    n_labelled
-        Labelled training vertices.
-    members : ndarray, (n_classes,), int
-        Those of each class.
+    members, known : ndarray, (n_classes,), int
+        Labelled training vertices of each class, and those of which it is known whether they have it.
     several
         Whether a vertex may have several.
 
     Returns
     -------
     ndarray, (n_classes,), float64
-        For one class a vertex ``n_labelled / (n_classes * members)``: all classes add the same. For several
-        ``(n_labelled - members) / members``: with a class and without it add the same. 1 for a class that no
+        For one class a vertex ``sum(members) / (n_classes * members)``: all classes add the same. For several
+        ``(known - members) / members``: with a class and without it add the same. 1 for a class that no
         training vertex has, and for one that all have.
 
     References
     ----------
     King and Zeng, Logistic regression in rare events data, Political Analysis 9(2), 2001.
     """
-    wanted = (n_labelled - members) if several else np.full(len(members), n_labelled / len(members))
+    wanted = known - members if several else np.full(len(members), members.sum() / len(members))
     usable = (members > 0) & (wanted > 0)
     return np.divide(wanted, members, out=np.ones(len(members)), where=usable)

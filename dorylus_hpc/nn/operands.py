@@ -385,7 +385,7 @@ class PartOperands:
     features
         Input rows of own vertices and of the ghosts of in-edges.
     labels
-        Class of each own vertex, -1 if unlabelled; or a row of 0 and 1, a column a class.
+        Class of each own vertex, -1 if unlabelled; or a row of 0, 1 and 255 (not known), a column a class.
     split
         0 none, 1 train, 2 validation, 3 test.
     train_mask

@@ -354,7 +354,7 @@ def train_oracle(
     features : ndarray or SciPy sparse, (n, f)
     labels : ndarray of int, (n,), or of uint8, (n, n_classes)
         -1 where unlabelled: never in the loss nor in an accuracy. Or 1 for each class of a vertex, 0 for the
-        others, and 255 where unlabelled.
+        others, and 255 where it is not known.
     split : ndarray of uint8, (n,)
         0 none, 1 train, 2 validation, 3 test.
     n_classes : int
@@ -379,7 +379,7 @@ def train_oracle(
     _check_data(adjacency, features, labels, split, n_classes)
     made = (model or GcnOracle)(adjacency, settings)
     x = normalise_features(features, settings.feature_norm, settings.dtype)
-    labelled = labels >= 0 if labels.ndim == 1 else (labels <= 1).all(axis=1)
+    labelled = labels >= 0 if labels.ndim == 1 else (labels <= 1).any(axis=1)
     roles = {role: (split == code) & labelled for role, code in _ROLES.items()}
     params = made.start(x.shape[1], n_classes)
     moments = [[(np.zeros_like(p), np.zeros_like(p)) for p in tensors] for tensors in params]
@@ -472,17 +472,17 @@ def _weighted_cross_entropy(
 def _sigmoid_cross_entropy(
     logits: np.ndarray, labels: np.ndarray, rows: np.ndarray, class_weights: Any
 ) -> tuple[float, np.ndarray]:
-    z, y = logits[rows].astype(np.float64), labels[rows].astype(np.float64)
-    members = y.sum(axis=0)
+    z, known = logits[rows].astype(np.float64), labels[rows] <= 1
+    y, not_y = (labels[rows] == 1).astype(np.float64), (labels[rows] == 0).astype(np.float64)
+    members, others = y.sum(axis=0), not_y.sum(axis=0)
     if class_weights == "balanced":
-        mixed = (members > 0) & (members < rows.size)
-        w = np.where(mixed, (rows.size - members) / np.maximum(members, 1), 1.0)
+        w = np.where((members > 0) & (others > 0), others / np.maximum(members, 1), 1.0)
     else:
         w = np.ones(z.shape[1]) if class_weights == "none" else np.array(class_weights)
     log_p, log_q = -np.logaddexp(0, -z), -np.logaddexp(0, z)  # of sigmoid and 1 - sigmoid
     d_logits = np.zeros_like(logits)
-    d_logits[rows] = ((1 - y) * np.exp(log_p) - w * y * np.exp(log_q)) / z.size
-    return float(-(w * y * log_p + (1 - y) * log_q).mean()), d_logits
+    d_logits[rows] = (not_y * np.exp(log_p) - w * y * np.exp(log_q)) / known.sum()
+    return float(-(w * y * log_p + not_y * log_q).sum() / known.sum()), d_logits
 
 
 def _update(
@@ -528,7 +528,7 @@ def _value(logits: np.ndarray, labels: np.ndarray, metric: str) -> float:
         positive, negative = score[labels == 1][:, None], score[labels == 0]
         return float(((positive > negative) + 0.5 * (positive == negative)).mean())
     if labels.ndim == 2:
-        answer, true = logits > 0, labels == 1
+        answer, true = (logits > 0) & (labels <= 1), labels == 1
     else:
         classes = np.arange(logits.shape[1])
         answer, true = logits.argmax(axis=1)[:, None] == classes, labels[:, None] == classes
@@ -547,10 +547,9 @@ def _check_data(adjacency: Any, features: Any, labels: np.ndarray, split: np.nda
     if adjacency.shape != (n, n) or features.shape[0] != n or split.shape != (n,) or labels.ndim > 2:
         raise ValueError(f"{n} labels (shape {labels.shape}) need as many rows everywhere, got {shapes}")
     if labels.ndim == 2:
-        marked = labels[labels[:, 0] != 255]
-        if labels.shape[1] != n_classes or (marked > 1).any():
+        if labels.shape[1] != n_classes or ((labels > 1) & (labels < 255)).any():
             raise ValueError(f"labels of shape {labels.shape} must be 0 or 1 in {n_classes} columns, or 255")
-        if not ((split == 1) & (labels[:, 0] <= 1)).any():
+        if not ((split == 1) & (labels <= 1).any(axis=1)).any():
             raise ValueError("there is no labelled training vertex (split == 1 and labels below 255)")
         return
     if labels.min(initial=-1) < -1 or labels.max(initial=-1) >= n_classes:
