@@ -811,7 +811,7 @@ def test_the_region_is_that_of_the_users_configuration(url, capsys, monkeypatch)
         (lambda path: None, "cannot be read as a zip file: .*No such file"),
         (
             lambda path: write_archive(path, version="0"),
-            "is of version 0, this is 1: build it anew",
+            f"is of version 0, this is {lambda_pkg.VERSION}: build it anew",
         ),
         (lambda path: zipfile.ZipFile(path, "w").close(), "is no archive of lambda_pkg: .*handler.py"),
     ],
