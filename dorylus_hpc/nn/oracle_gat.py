@@ -92,7 +92,7 @@ class GatOracle:
             passed.append((d, multiplier, saved))
             h = self._finish(z, tensors[-1], layer)
             passed[-1] += (h,)
-        loss, d_h = cross_entropy(h, labels, train)
+        loss, d_h = cross_entropy(h, labels, train, self._settings.class_weights)
         gradients: Params = []
         for layer in range(len(params), 0, -1):
             d, multiplier, saved, h = passed[layer - 1]
