@@ -56,6 +56,7 @@ def outcome(result):
     return {name: summary[name] for name in kept} | tensors
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("run", RUNS)
 def test_any_ranks_and_threads(comm, shared_tmp_path, run):
     build, options = RUNS[run]
@@ -66,7 +67,7 @@ def test_any_ranks_and_threads(comm, shared_tmp_path, run):
         for mode, threads in (("nopipe", 1), ("pipe", 1), ("nopipe" if number % 2 else "pipe", 2)):
             run_dir = shared_tmp_path / f"run{number}{mode}{threads}"
             how = {"mode": mode, "threads": threads}
-            result = train(comm, graph_servers, servers, folder, run_dir, epochs=8, **how, **options)
+            result = train(comm, graph_servers, servers, folder, run_dir, epochs=5, **how, **options)
             if result is None:
                 continue
             assert result.summary["ranks"]["graph_servers"] == graph_servers
