@@ -14,6 +14,7 @@ from dorylus_hpc.engine.checkpoint import CHECKPOINT, SavedModel, load_model
 from dorylus_hpc.engine.inference import Predictions
 from dorylus_hpc.engine.inference import predict as run_prediction
 from dorylus_hpc.engine.lambda_backend import check_backend
+from dorylus_hpc.engine.own_model import agree_on_model, file_of, model_of_run
 from dorylus_hpc.engine.trainer import TrainingResult
 from dorylus_hpc.engine.trainer import train as run_training
 from dorylus_hpc.errors import InputError
@@ -48,6 +49,7 @@ def fit(
         Show progress on rank 0.
     **options
         Options of the command line, with underscores: ``hidden=16, epochs=100, servers=1`` ...
+        ``model_file`` may also be the class or function itself, if it comes from a file of its own.
 
     Returns
     -------
@@ -69,8 +71,14 @@ def fit(
     with guarded(comm):
         together(comm, lambda: check_world(comm))
         name = data.name if isinstance(data, GraphData) else str(data)
-        config = together(comm, lambda: make_config({"data": name, "run_dir": str(run_dir)} | options))
+        config = together(comm, lambda: _make_config(name, run_dir, options))
         return train_on(comm, config, data, progress=progress)
+
+
+def _make_config(data: str, run_dir: str | Path, options: dict[str, Any]) -> TrainConfig:
+    if "model_file" in options:
+        options = options | {"model_file": file_of(options["model_file"])}
+    return make_config({"data": data, "run_dir": str(run_dir)} | options)
 
 
 def train_on(
@@ -80,10 +88,11 @@ def train_on(
     with private(comm) as own:
         roles = together(own, lambda: assign_roles(own, config.servers))
         together(own, lambda: check_backend(config))
+        model = agree_on_model(own, config.model_file)
         source = _open_source(own, data)
         run_dir = Path(own.bcast(together(own, lambda: _make_run_dir(own, config))))
         folder = prepared_folder(own, source, run_dir, parts=roles.n_graph, report=progress)
-        return run_training(own, replace(config, run_dir=str(run_dir)), folder, progress=progress)
+        return run_training(own, replace(config, run_dir=str(run_dir)), folder, progress=progress, own=model)
 
 
 def _open_source(comm: Intracomm, data: str | Path | GraphData | None) -> Path | GraphData | None:
@@ -158,12 +167,13 @@ def infer(
         with private(comm) as own:
             run_dir = Path(run_dir)
             model = together(own, lambda: _load_model(run_dir, weights))
+            made_of = together(own, lambda: model_of_run(run_dir, model))
             if data is None:
                 kept = run_dir / GRAPH_FOLDER
                 data = kept if kept.is_dir() else model.config["data"]
             source = _open_source(own, data)
             folder = prepared_folder(own, source, run_dir / "prediction", parts=own.Get_size())
-            return run_prediction(own, model, weights, folder)
+            return run_prediction(own, model, weights, folder, own=made_of)
 
 
 def _load_model(run_dir: Path, weights: str) -> SavedModel:

@@ -24,7 +24,6 @@ _NOT_YET = "is not available in this version"
 
 # Options of the command line's contract whose feature does not exist yet: refused by name.
 UNAVAILABLE_OPTIONS = (
-    "model_file",
     "place",
     "halo_dtype",
     "checkpoint_every",
@@ -63,6 +62,7 @@ class TrainConfig:
 
     data: str = _option("", "prepared folder, FILE.npz, or the name of a data set (digits)")
     model: str = _option("gcn", "model", choices=("gcn", "sage", "gin", "gat", "gatv2"))
+    model_file: str = _option("", "FILE.py or FILE.py:NAME with a model of your own, in place of --model")
     aggregator: str = _option(
         "mean", "sage: what a vertex takes from its neighbours", choices=("mean", "gcn", "max")
     )
@@ -226,8 +226,14 @@ class TrainConfig:
         self._check_together()
 
     def _check_together(self) -> None:
+        if self.model_file and self.model != _default("model"):
+            raise InputError(f"--model-file is in place of --model, but --model is {self.model}: give one")
         for name, models in _OF_SOME_MODELS.items():
-            if self.model not in models and getattr(self, name) != _default(name):
+            if getattr(self, name) == _default(name):
+                continue
+            if self.model_file and name != "source_degree":
+                raise InputError(f"{_flag(name)} is for --model {' or '.join(models)}, not for a --model-file")
+            if self.model not in models:
                 raise InputError(f"{_flag(name)} is for --model {' or '.join(models)}, not {self.model}")
         if self.model == "gatv2" and self.mode == "async":
             raise InputError(

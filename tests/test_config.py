@@ -145,6 +145,7 @@ def test_every_option_from_every_place(toml):
         "run_dir": "runs/a 'quoted' \"name\"",
     }
     experiments = {"dense_delay": 0.5, "straggler": 2.0, "data": "digits"}  # on the CPU back end only
+    own = {"model_file": "models/gated.py:GatedSum"}
     gcn, gin = {"source_degree": "out"}, {"model": "gin", "epsilon": "fixed"}
     gat = {
         "model": "gat",
@@ -153,8 +154,8 @@ def test_every_option_from_every_place(toml):
         "negative_slope": 0.1,
         "attention_dropout": 0.6,
     }
-    assert {*other, *experiments, *gcn, *gin, *gat} == set(NAMES)
-    for options in (other, experiments, *({"data": "digits", **model} for model in (gcn, gin, gat))):
+    assert {*other, *experiments, *own, *gcn, *gin, *gat} == set(NAMES)
+    for options in (other, experiments, *({"data": "digits", **model} for model in (own, gcn, gin, gat))):
         wanted = make_config(options)
         assert all(getattr(wanted, name) != getattr(make_config({}), name) for name in options)
         assert parse(*(word for name, value in options.items() for word in (flag(name), value))) == wanted
@@ -292,6 +293,8 @@ def test_wrong_command_lines(words, said):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ({"model": "gat", "model_file": "m.py"}, "--model-file is in place of --model, but --model is gat"),
+        ({"model_file": "m.py", "heads": 2}, "--heads is for --model gat, not for a --model-file"),
         ({"weight_update": "interval"}, "--weight-update interval is for --mode async, not pipe"),
         ({"switch_margin": 0.1, "mode": "async"}, "--switch-margin is for --mode async with a --target-acc"),
         ({"switch_margin": 0.1, "target_accuracy": 0.5}, "--switch-margin is for --mode async with a --targ"),

@@ -3,7 +3,7 @@
 Imports go downwards: a unit (a package or module named below) imports from lower layers, from itself,
 and from its neighbours, except where they are strangers. ::
 
-    4  entry points            prepare train predict plan deploy api, and cli and sources that they share
+    4  entry points            prepare train predict plan deploy model api, and what they share: cli sources
     3  engine
     2  nn | comm | serverless  strangers; but comm, which moves weights, knows how nn lays them out
     1  config errors files graph report
@@ -30,7 +30,7 @@ LAYERS = {
     "dorylus_hpc.engine": 3,
     **{
         f"dorylus_hpc.{name}": 4
-        for name in ("prepare", "train", "predict", "plan", "deploy", "api", "cli", "sources")
+        for name in ("prepare", "train", "predict", "plan", "deploy", "model", "api", "cli", "sources")
     },
     "dorylus_hpc": 4,  # __init__.py: offers what api offers
 }

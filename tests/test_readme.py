@@ -18,7 +18,7 @@ import pytest
 
 import cython_kernels
 from bench import accuracy, epoch, kernels, overlap, pipelining, scaling, staleness
-from dorylus_hpc import deploy, predict, prepare
+from dorylus_hpc import deploy, model, predict, prepare
 from dorylus_hpc.config import UNAVAILABLE_OPTIONS, TrainConfig, parse_train
 from dorylus_hpc.report.cost import load_prices
 from dorylus_hpc.serverless import archive
@@ -34,6 +34,7 @@ PARSERS = {
     "train": lambda arguments: parse_train(arguments, "train"),
     "predict": predict._parse,
     "deploy": deploy.parse,
+    "model": model.parse,
     "serverless.archive": archive.build_parser().parse_args,
     "serverless.local": local.parse,
     "bench.accuracy": accuracy.parser().parse_args,

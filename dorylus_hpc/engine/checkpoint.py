@@ -37,6 +37,8 @@ class SavedModel:
         Feature statistics of the training graph, if features were standardised.
     several
         Whether a vertex may have several classes.
+    model_sha256
+        Of the file of a model of the user's own; empty: it is built in.
     """
 
     weights: dict[str, dict[str, np.ndarray]]
@@ -46,6 +48,7 @@ class SavedModel:
     classes: int
     columns: ColumnStatistics | None
     several: bool = False
+    model_sha256: str = ""
 
 
 def save_model(path: Path, model: SavedModel) -> None:
@@ -56,6 +59,8 @@ def save_model(path: Path, model: SavedModel) -> None:
         )
         if model.several:
             file.attrs["several"] = True
+        if model.model_sha256:
+            file.attrs["model_sha256"] = model.model_sha256
         for which, tensors in model.weights.items():
             group = file.create_group(f"weights/{which}")
             group.attrs["epoch"] = model.epochs[which]
@@ -96,6 +101,7 @@ def load_model(path: Path) -> SavedModel:
                 classes=int(file.attrs["classes"]),
                 columns=columns,
                 several=bool(file.attrs.get("several", False)),
+                model_sha256=str(file.attrs.get("model_sha256", "")),
             )
     except (OSError, KeyError, ValueError) as error:
         if isinstance(error, InputError):

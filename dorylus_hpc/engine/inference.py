@@ -16,6 +16,7 @@ from dorylus_hpc.engine.checkpoint import SavedModel
 from dorylus_hpc.engine.executor import Executor
 from dorylus_hpc.engine.loading import load_graph
 from dorylus_hpc.engine.model import build_program, load_settings, resolve_intervals
+from dorylus_hpc.engine.own_model import OwnModel
 from dorylus_hpc.engine.resources import threads_per_rank
 from dorylus_hpc.engine.runner import Runner
 from dorylus_hpc.engine.trainer import check_parts
@@ -49,7 +50,13 @@ class Predictions:
 
 
 def predict(
-    comm: Intracomm, model: SavedModel, which: str, folder: Path, threads: int = 0
+    comm: Intracomm,
+    model: SavedModel,
+    which: str,
+    folder: Path,
+    threads: int = 0,
+    *,
+    own: OwnModel | None = None,
 ) -> Predictions | None:
     """Run a model forward, without dropout. Collective.
 
@@ -65,6 +72,8 @@ def predict(
         A prepared folder: of the training graph or of another with the same features.
     threads
         Of each rank; 0 for its share of the cores.
+    own
+        The model, if it is the user's own.
 
     Returns
     -------
@@ -89,15 +98,19 @@ def predict(
 
     manifest = together(comm, checked)
     config = make_config(model.config)
-    program = build_program(
-        config,
-        n_features=manifest.features,
-        n_classes=model.classes,
-        sparse_features=manifest.feature_kind == "csr",
+    program = together(
+        comm,
+        lambda: build_program(
+            config,
+            n_features=manifest.features,
+            n_classes=model.classes,
+            sparse_features=manifest.feature_kind == "csr",
+            own=own,
+        ),
     )
     with Executor(threads or threads_per_rank(comm)) as executor:
         graph = load_graph(
-            comm, folder, manifest, load_settings(config), columns=model.columns, executor=executor
+            comm, folder, manifest, load_settings(config, own), columns=model.columns, executor=executor
         )
         runner = Runner(
             graph,

@@ -154,7 +154,7 @@ def load_graph(
             dense[part.index] = _add_dense(loader, folder, part, stored, settings, columns)
     halo_in = _halo(comm, placement, {part.index: part.in_edges for part in parts}, Kind.HALO_IN)
     halo_out = _halo(comm, placement, {part.index: part.out_edges for part in parts}, Kind.HALO_OUT)
-    edges = {part.index: _edge_operands(part, settings) for part in parts}
+    edges = {part.index: edge_operands(part, settings) for part in parts}
     features: dict[int, Features] = {}
     if is_sparse:
         together(comm, loader.finish)  # lengths of rows are lengths of messages: they must be right
@@ -166,7 +166,7 @@ def load_graph(
         features |= {part.index: _dense_features(loader, part, dense[part.index]) for part in parts}
     return LoadedGraph(
         placement,
-        tuple(_operands(part, *edges[part.index], features[part.index]) for part in parts),
+        tuple(part_operands(part, *edges[part.index], features[part.index]) for part in parts),
         tuple(part.ids for part in parts),
         halo_in,
         halo_out,
@@ -318,7 +318,10 @@ def _totals(comm: Intracomm, placement: Placement, mine: list[np.ndarray]) -> np
     return comm.bcast(None if table is None else np.add.reduce(table, axis=0))
 
 
-def _operands(part: Part, forward: EdgeOperand, backward: EdgeOperand, features: Features) -> PartOperands:
+def part_operands(
+    part: Part, forward: EdgeOperand, backward: EdgeOperand, features: Features
+) -> PartOperands:
+    """Return a part as the stages read it."""
     return PartOperands(
         index=part.index,
         gids=part.gid,
@@ -333,7 +336,8 @@ def _operands(part: Part, forward: EdgeOperand, backward: EdgeOperand, features:
     )
 
 
-def _edge_operands(part: Part, settings: LoadSettings) -> tuple[EdgeOperand, EdgeOperand]:
+def edge_operands(part: Part, settings: LoadSettings) -> tuple[EdgeOperand, EdgeOperand]:
+    """Return both directions of the edges of a part without loops, with the scales of an aggregate."""
     forward = _edge_operand(part, part.in_edges, settings, forward=True)
     if not part.symmetric:
         return forward, _edge_operand(part, part.out_edges, settings, forward=False)

@@ -9,6 +9,7 @@ import numpy as np
 from dorylus_hpc.config import TrainConfig
 from dorylus_hpc.engine.intervals import interval_count
 from dorylus_hpc.engine.loading import LoadSettings
+from dorylus_hpc.engine.own_model import OwnModel
 from dorylus_hpc.graph.manifest import Manifest
 from dorylus_hpc.nn.gat import gat_program
 from dorylus_hpc.nn.gcn import gcn_program
@@ -21,8 +22,30 @@ from dorylus_hpc.nn.sage import sage_program
 ATTENTION = ("gat", "gatv2")
 
 
-def build_program(config: TrainConfig, *, n_features: int, n_classes: int, sparse_features: bool) -> Program:
-    """Return the stage program of a configuration for a graph of these widths."""
+def build_program(
+    config: TrainConfig,
+    *,
+    n_features: int,
+    n_classes: int,
+    sparse_features: bool,
+    own: OwnModel | None = None,
+) -> Program:
+    """Return the stage program of a configuration for a graph of these widths.
+
+    Parameters
+    ----------
+    config
+        Depth, widths, and what else the model wants to know.
+    n_features, n_classes, sparse_features
+        Of the graph.
+    own
+        The model of ``config.model_file``; it is tried on a small graph first.
+
+    Raises
+    ------
+    InputError
+        Something is wrong with a model of the user's own.
+    """
     common: dict[str, Any] = {
         "n_features": n_features,
         "hidden": [config.hidden] * (config.layers - 1),
@@ -34,6 +57,9 @@ def build_program(config: TrainConfig, *, n_features: int, n_classes: int, spars
         "decay_scope": config.decay_scope,
         "seed": config.seed,
     }
+    if own is not None:
+        own.attempt(**common)
+        return own.build(**common)
     if config.model not in ATTENTION:
         common["choices"] = Choices(config.layer_order, config.constant_aggregate == "on")
     if config.model == "sage":
@@ -55,8 +81,10 @@ def build_program(config: TrainConfig, *, n_features: int, n_classes: int, spars
     return gcn_program(**common)
 
 
-def aggregate_of(config: TrainConfig) -> str:
+def aggregate_of(config: TrainConfig, own: OwnModel | None = None) -> str:
     """Return what the model of a configuration takes from neighbours (`dorylus_hpc.graph.normalise`)."""
+    if own is not None:
+        return own.aggregate
     if config.model == "sage":
         return {"mean": "mean", "gcn": "mean-self", "max": "max"}[config.aggregator]
     if config.model == "gin":
@@ -72,10 +100,10 @@ def build_optimizer(config: TrainConfig) -> Optimizer:
     return make_optimizer(config.optimizer, **options)
 
 
-def load_settings(config: TrainConfig) -> LoadSettings:
+def load_settings(config: TrainConfig, own: OwnModel | None = None) -> LoadSettings:
     """Return how a configuration wants a graph to be read."""
     dtype = np.dtype(config.dtype)
-    return LoadSettings(dtype, config.feature_norm, config.source_degree, aggregate_of(config))
+    return LoadSettings(dtype, config.feature_norm, config.source_degree, aggregate_of(config, own))
 
 
 def resolve_intervals(config: TrainConfig, manifest: Manifest, program: Program) -> int:

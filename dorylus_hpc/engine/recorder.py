@@ -90,6 +90,8 @@ class Recorder:
         When the run began, by `time.perf_counter`: setting up costs too.
     divisor
         What the sum of the loss is divided by.
+    model_sha256
+        Of the file of a model of the user's own.
 
     Attributes
     ----------
@@ -108,7 +110,9 @@ class Recorder:
         began: float,
         *,
         divisor: float = 1.0,
+        model_sha256: str = "",
     ) -> None:
+        self._model_sha256 = model_sha256
         self.weights: dict[str, np.ndarray] = {}
         self._tallies: dict[str, Tally] = {}  # of the same weights
         self._divisor = divisor
@@ -282,6 +286,7 @@ class Recorder:
             classes=manifest.classes,
             several=manifest.several_classes,
             columns=columns,
+            model_sha256=self._model_sha256,
         )
         save_model(run_dir / CHECKPOINT, model)
         with atomic_path(run_dir / "config.toml") as temporary:

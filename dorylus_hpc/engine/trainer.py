@@ -29,6 +29,7 @@ from dorylus_hpc.engine.graph_server import GraphServer
 from dorylus_hpc.engine.lambda_backend import LambdaBackend, check_backend, offload_of
 from dorylus_hpc.engine.loading import count_members, load_graph
 from dorylus_hpc.engine.model import build_optimizer, build_program, load_settings, resolve_intervals
+from dorylus_hpc.engine.own_model import OwnModel, keep_copy
 from dorylus_hpc.engine.recorder import TRACE, Account, Recorder
 from dorylus_hpc.engine.registrar import Registrar
 from dorylus_hpc.engine.resources import peak_rss_bytes, threads_per_rank
@@ -73,7 +74,14 @@ class TrainingResult:
     weights: dict[str, dict[str, np.ndarray]]
 
 
-def train(comm: Intracomm, config: TrainConfig, folder: Path, *, progress: bool = False) -> TrainingResult:
+def train(
+    comm: Intracomm,
+    config: TrainConfig,
+    folder: Path,
+    *,
+    progress: bool = False,
+    own: OwnModel | None = None,
+) -> TrainingResult:
     """Train a model on a prepared folder. Collective.
 
     Parameters
@@ -86,6 +94,8 @@ def train(comm: Intracomm, config: TrainConfig, folder: Path, *, progress: bool 
         A prepared folder, readable on every rank.
     progress
         Rank 0 shows progress and prints what it found.
+    own
+        The model of ``config.model_file``, the same on every rank.
 
     Returns
     -------
@@ -105,11 +115,15 @@ def train(comm: Intracomm, config: TrainConfig, folder: Path, *, progress: bool 
     roles = together(comm, lambda: assign_roles(comm, config.servers))
     manifest = together(comm, lambda: _checked_manifest(folder, roles))
     together(comm, lambda: _check_goal(config, manifest, folder))
-    program = build_program(
-        config,
-        n_features=manifest.features,
-        n_classes=manifest.classes,
-        sparse_features=manifest.feature_kind == "csr",
+    program = together(
+        comm,
+        lambda: build_program(
+            config,
+            n_features=manifest.features,
+            n_classes=manifest.classes,
+            sparse_features=manifest.feature_kind == "csr",
+            own=own,
+        ),
     )
     config = replace(
         config,
@@ -119,7 +133,8 @@ def train(comm: Intracomm, config: TrainConfig, folder: Path, *, progress: bool 
         threads=config.threads or threads_per_rank(comm),
     )
     layout = plan_layout(program.params, len(roles.weight_ranks))
-    plan = Plan(roles, config, manifest, program, layout, Placement(len(manifest.parts), roles.n_graph))
+    placement = Placement(len(manifest.parts), roles.n_graph)
+    plan = Plan(roles, config, manifest, program, layout, placement, own)
     servers = cast("Intracomm", comm.Split(color=int(roles.is_graph_server), key=roles.rank))
     prices = together(comm, lambda: check_backend(config))
     with ExitStack() as stack:
@@ -248,6 +263,8 @@ class Plan:
         The weights' places and owners.
     placement
         The parts' hosts.
+    own
+        The model, if it is the user's own.
     """
 
     roles: Roles
@@ -256,6 +273,7 @@ class Plan:
     program: Program
     layout: FlatLayout
     placement: Placement
+    own: OwnModel | None = None
 
     @property
     def dtype(self) -> np.dtype:
@@ -270,8 +288,9 @@ class Plan:
     def describe(self) -> str:
         """Return the run in words."""
         config, roles = self.config, self.roles
+        name = self.own.told if self.own else config.model
         return (
-            f"{config.model}: {config.layers} layers ({', '.join(self.program.orders)}), {config.dtype}\n"
+            f"{name}: {config.layers} layers ({', '.join(self.program.orders)}), {config.dtype}\n"
             f"{roles.n_graph} graph servers with {config.threads} threads each, {roles.n_parameter} "
             f"parameter servers; {len(self.manifest.parts)} parts, "
             f"{config.intervals} intervals a part, mode {config.mode}"
@@ -337,7 +356,7 @@ def _executor(plan: Plan, backend: LambdaBackend | None) -> Executor:
 def _host(servers: Intracomm, plan: Plan, folder: Path, executor: Executor, tracer: Tracer) -> Hosted:
     config = plan.config
     graph = load_graph(
-        servers, folder, plan.manifest, load_settings(config), executor=executor, tracer=tracer
+        servers, folder, plan.manifest, load_settings(config, plan.own), executor=executor, tracer=tracer
     )
     members, known = count_members(servers, graph, plan.manifest.classes)
     _check_members(config, members, folder)
@@ -458,6 +477,19 @@ def _recorder(
         print(plan.describe(), flush=True)
     for name in ("summary.json", CHECKPOINT, TRACE):  # they stand for a finished run
         (Path(plan.config.run_dir) / name).unlink(missing_ok=True)
+    if plan.own is not None:
+        keep_copy(plan.own, Path(plan.config.run_dir))
     metrics = stack.enter_context(MetricsFile(Path(plan.config.run_dir) / "metrics.jsonl"))
     shown = stack.enter_context(Progress(plan.config.epochs, shown=progress))
-    return Recorder(plan.config, plan.manifest, plan.layout, metrics, shown, bill, began, divisor=divisor)
+    digest = plan.own.sha256 if plan.own else ""
+    return Recorder(
+        plan.config,
+        plan.manifest,
+        plan.layout,
+        metrics,
+        shown,
+        bill,
+        began,
+        divisor=divisor,
+        model_sha256=digest,
+    )

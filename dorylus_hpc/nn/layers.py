@@ -16,6 +16,7 @@ the gradient of the norm needs them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from cython_kernels import bias_relu_dropout, dropout, relu_dropout_backward
+from dorylus_hpc.errors import InputError
 from dorylus_hpc.nn.operands import DropoutKey, activate
 from dorylus_hpc.nn.params import ParamSpec
 from dorylus_hpc.nn.program import (
@@ -441,8 +443,16 @@ def assemble(layers: Sequence[Layer], *, sparse_features: bool) -> Program:
         In order.
     sparse_features
         Features are CSR: they are there before the program starts, so there is no set-up.
+
+    Raises
+    ------
+    InputError
+        Two row tensors have the same name.
     """
     tensors = [tensor for layer in layers for tensor in layer.tensors()]
+    for name, times in Counter(tensor.name for tensor in tensors).items():
+        if times > 1:
+            raise InputError(f"{times} row tensors are called {name}: give each a name of its own")
     return Program(
         params=tuple(spec for layer in layers for spec in layer.params()),
         tensors={tensor.name: tensor for tensor in tensors},

@@ -177,6 +177,8 @@ class Stage:
         and `LOSS`.
     reads
         Row tensors that `run` reads in the interval's own rows, where neither `ops` nor `tensor` tells.
+    makes
+        Row tensors and gradients that `run` writes, where `ops` does not tell; may be left out.
     """
 
     kind: Kind
@@ -190,6 +192,7 @@ class Stage:
     on_server: bool = False
     ops: Callable[[Pass], list[Op]] | None = None
     reads: tuple[str, ...] = ()
+    makes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
