@@ -69,6 +69,7 @@ def example_of(comm, name, folder):
     return path
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("servers", SERVERS)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -117,8 +118,8 @@ def test_learns_in_async(comm, shared_tmp_path, name):
     graph.labels[:] = np.repeat(np.arange(3), 12)
     path = example_of(comm, name, shared_tmp_path)
     folder = prepare(comm, graph, shared_tmp_path / "graph", parts=max(3, comm.size), partitioner="hash")
-    options = {"mode": "async", "epochs": 60, "hidden": 8, "intervals": 2, "dropout": 0.0, "model_file": path}
-    result = train(comm, comm.size, 0, folder, shared_tmp_path / "run", **options)
+    options = {"mode": "async", "epochs": 60, "hidden": 8, "intervals": 2, "dropout": 0.0, "lr": 0.03}
+    result = train(comm, comm.size, 0, folder, shared_tmp_path / "run", model_file=path, **options)
     assert result.summary["loss"][-1] < 0.5 * result.summary["loss"][0]
 
 
