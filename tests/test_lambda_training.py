@@ -23,6 +23,7 @@ import numpy as np
 import psutil
 import pytest
 from jobs import run_table, started
+from own_models import EXAMPLES, write_example
 from serverless import VERSION_0, assert_adds_up, other_archive
 
 import dorylus_hpc
@@ -53,6 +54,8 @@ CASES = {
     "no TLS": ("dense", [], ["--tls", "off"]),
     "several": ("several", ["--class-weights", "balanced", "--metric", "f1-macro"], ["--stream-rows", 16]),
     "auc": ("two", ["--metric", "auc", "--dropout", 0, "--class-weights", "balanced"], []),
+    "own layer": ("dense", ["--model-file", "gatedsum.py", "--layers", 3, "--input-dropout", 0.2], []),
+    "own layer, streamed": ("dense", ["--model-file", "appnp.py"], ["--stream-rows", 16]),
 }
 ALONE = ("plain", "sparse", "streamed")  # also on one graph server
 ASYNC = ["--mode", "async", "--staleness", 0]
@@ -79,6 +82,8 @@ class Jobs:
         for name, kind in kinds.items():
             graph = graphs.directed_random(150, 900, features=24, **kind)
             prepare_folder(graph, folder / name, parts=2, report=lambda line: None)
+        for name in EXAMPLES:
+            write_example(name, folder)
 
     def words(self, graph, run_dir, *options):
         return ["--data", self.folder / graph, "--run-dir", self.folder / run_dir, *COMMON, *options]

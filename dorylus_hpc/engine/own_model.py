@@ -93,7 +93,7 @@ class OwnModel:
         options["n_features"] = min(options["n_features"], _TRIAL_WIDTH)
         program = self.build(**options)
         with _blaming(self):
-            try_program(program, self.aggregate, sparse=options["sparse_features"])
+            try_program(program, self.aggregate, options["n_features"], sparse=options["sparse_features"])
 
 
 @contextmanager

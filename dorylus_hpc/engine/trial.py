@@ -306,8 +306,8 @@ def random_weights(program: Program, seed: int = 0) -> dict[str, np.ndarray]:
     }
 
 
-def try_program(program: Program, aggregate: str, *, sparse: bool = False) -> None:
-    """Run an epoch and an evaluation of a program on a small graph.
+def try_program(program: Program, aggregate: str, n_features: int, *, sparse: bool = False) -> None:
+    """Run an epoch and an evaluation of a program for so many features on a small graph.
 
     Raises
     ------
@@ -316,7 +316,6 @@ def try_program(program: Program, aggregate: str, *, sparse: bool = False) -> No
     Exception
         Whatever a stage raises.
     """
-    n_features = program_width(program)
     graph = small_graph(n_features, program.tensors[program.logits].width, sparse=sparse)
     weights = random_weights(program)
     trial = Trial(program, aggregate, graph)
@@ -336,11 +335,6 @@ def try_program(program: Program, aggregate: str, *, sparse: bool = False) -> No
         )
     if not np.isfinite(trial.evaluate(weights)).all():
         raise InputError("an evaluation reads a row tensor that only training writes")
-
-
-def program_width(program: Program) -> int:
-    """Return the columns of features: rows of the first layer's first matrix."""
-    return next(spec.shape[0] for spec in program.params if len(spec.shape) == 2)
 
 
 def compare_gradients(
