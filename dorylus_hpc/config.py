@@ -78,6 +78,15 @@ class TrainConfig:
     output_heads: int = _option(1, "gat: heads of the last layer, whose mean it is", check=_POSITIVE_COUNT)
     negative_slope: float = _option(0.2, "gat: slope of LeakyReLU below zero", check=_NOT_NEGATIVE)
     attention_dropout: float = _option(0.0, "gat: dropout on the weights of edges", check=_PROBABILITY)
+    norm: str = _option(
+        "none", "gcn, sage, gin: hidden layers have a layer norm before ReLU", choices=("none", "layer")
+    )
+    residual: str = _option("off", "gcn, sage, gin: hidden layers add their input", choices=_SWITCH)
+    jumping: str = _option(
+        "none",
+        "gcn, sage, gin: the last layer takes all hidden layers, side by side or the largest values",
+        choices=("none", "cat", "max"),
+    )
     layers: int = _option(2, "number of layers", check=("1 to 63", lambda value: 1 <= value <= 63))
     hidden: int = _option(64, "width of the hidden layers", check=_POSITIVE_COUNT)
     dropout: float = _option(0.5, "dropout on hidden layers", check=_PROBABILITY)
@@ -232,9 +241,17 @@ class TrainConfig:
             if getattr(self, name) == _default(name):
                 continue
             if self.model_file and name != "source_degree":
-                raise InputError(f"{_flag(name)} is for --model {' or '.join(models)}, not for a --model-file")
+                raise InputError(
+                    f"{_flag(name)} is for --model {' or '.join(models)}, not for a --model-file"
+                )
             if self.model not in models:
                 raise InputError(f"{_flag(name)} is for --model {' or '.join(models)}, not {self.model}")
+        for name in _NOT_OF_ATTENTION:
+            if (self.model in _ATTENTION or self.model_file) and getattr(self, name) != _default(name):
+                other = "a --model-file" if self.model_file else self.model
+                raise InputError(f"{_flag(name)} is for --model gcn, sage and gin, not for {other}")
+        if self.norm != "none" and self.l2_normalise == "on":
+            raise InputError("--norm layer and --l2-normalise on are two norms of the same rows: give one")
         if self.model == "gatv2" and self.mode == "async":
             raise InputError(
                 "--model gatv2 is for --mode pipe or nopipe: its backward reads rows of its forward"
@@ -268,6 +285,9 @@ _OF_SOME_MODELS = {
     "negative_slope": _ATTENTION,
     "attention_dropout": _ATTENTION,
 }
+
+
+_NOT_OF_ATTENTION = ("norm", "residual", "jumping")
 
 
 def _default(name: str) -> Any:

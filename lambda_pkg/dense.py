@@ -11,6 +11,8 @@ names in `cython_kernels`; masks are equal, values to rounding.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from lambda_pkg.dropout import keep_mask
@@ -391,6 +393,148 @@ def _check_ids(gids: np.ndarray, n: int) -> None:
 
 
 SMALLEST_NORM = 1e-12  # a shorter row is divided by this
+
+
+LAYER_NORM_EPSILON = 1e-5  # added to the variance
+
+
+def layer_norm(a: np.ndarray, scale: np.ndarray, *, out: np.ndarray | None = None) -> np.ndarray:
+    """Return each row with mean 0 and variance 1, times `scale`.
+
+    Parameters
+    ----------
+    a : ndarray, (n, f)
+    scale : ndarray, (f,)
+    out : ndarray, (n, f), optional
+        Buffer; `a` itself or apart from it.
+
+    Returns
+    -------
+    ndarray, (n, f)
+        ``(a - mean) / sqrt(variance + 1e-5) * scale``, mean and variance over the columns of a row.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Dtypes or shapes that do not fit together.
+
+    References
+    ----------
+    Ba, Kiros and Hinton, Layer normalization, 2016, equation 4.
+    """
+    _check_float("a", a, 2)
+    _check_shape("scale", scale, a.shape[1:], a.dtype)
+    if out is not None:
+        _check_shape("out", out, a.shape, a.dtype)
+    return np.multiply(_standard_rows(a)[0], scale, out=out)
+
+
+def layer_norm_backward(
+    d_out: np.ndarray,
+    a: np.ndarray,
+    scale: np.ndarray,
+    *,
+    out: np.ndarray | None = None,
+    d_scale: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the gradients of `a` and `scale` in `layer_norm`.
+
+    Parameters
+    ----------
+    d_out : ndarray, (n, f)
+        Gradient of its result.
+    a, scale
+        As for `layer_norm`.
+    out : ndarray, (n, f), optional
+        Buffer; `d_out` itself or apart from the inputs.
+    d_scale : ndarray, (f,), optional
+        Buffer.
+
+    Returns
+    -------
+    d_a : ndarray, (n, f)
+        ``(g - mean(g) - n mean(g n)) / deviation`` with ``g = d_out scale`` and n the normed rows.
+    d_scale : ndarray, (f,)
+
+    Raises
+    ------
+    TypeError, ValueError
+        Dtypes or shapes that do not fit together.
+    """
+    _check_float("d_out", d_out, 2)
+    _check_shape("a", a, d_out.shape, d_out.dtype)
+    _check_shape("scale", scale, a.shape[1:], a.dtype)
+    normed, inverse = _standard_rows(a)
+    d_scale = np.sum(d_out * normed, axis=0, out=d_scale)
+    g = d_out * scale
+    along = np.einsum("ij,ij->i", g, normed)[:, None] / a.shape[1]
+    g -= g.mean(axis=1, keepdims=True)
+    g -= normed * along
+    return np.multiply(g, inverse, out=out), d_scale
+
+
+def _standard_rows(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows of mean 0 and variance 1, and the inverse deviations."""
+    centred = a - a.mean(axis=1, keepdims=True)
+    variance = np.einsum("ij,ij->i", centred, centred)[:, None] / a.shape[1]
+    inverse = 1 / np.sqrt(variance + a.dtype.type(LAYER_NORM_EPSILON))
+    return np.multiply(centred, inverse, out=centred), inverse
+
+
+def join_layers(hidden: Sequence[np.ndarray], how: str, *, out: np.ndarray | None = None) -> np.ndarray:
+    """Return the outputs of several layers as one input.
+
+    Parameters
+    ----------
+    hidden : sequence of ndarray, (n, f)
+        Of each layer, in order.
+    how : {'cat', 'max'}
+        Beside each other, or the largest of each element.
+    out : ndarray, (n, k f) or (n, f), optional
+        Buffer.
+
+    Raises
+    ------
+    ValueError
+        Another `how`, or shapes that do not fit together.
+    """
+    if how == "cat":
+        return np.concatenate(hidden, axis=1, out=out)
+    if how != "max":
+        raise ValueError(f"how must be cat or max, got {how!r}")
+    out = np.array(hidden[0]) if out is None else out
+    out[...] = hidden[0]
+    for more in hidden[1:]:
+        np.maximum(out, more, out=out)
+    return out
+
+
+def join_backward(
+    d_out: np.ndarray, joined: np.ndarray, hidden: Sequence[np.ndarray], how: str
+) -> np.ndarray:
+    """Return the gradient of a layer's output in `join_layers`.
+
+    Parameters
+    ----------
+    d_out, joined : ndarray
+        Gradient of the result, and the result.
+    hidden : sequence of ndarray, (n, f)
+        Outputs of this layer, which is the last of them, and of those before.
+    how : {'cat', 'max'}
+        Of equal values that of the first layer is taken.
+
+    Returns
+    -------
+    ndarray, (n, f)
+    """
+    mine = hidden[-1]
+    if how == "cat":
+        first = sum(one.shape[1] for one in hidden[:-1])
+        return d_out[:, first : first + mine.shape[1]]
+    taken = mine == joined
+    for before in hidden[:-1]:
+        taken &= before != joined
+    return d_out * taken
 
 
 def l2_normalise(a: np.ndarray, *, out: np.ndarray | None = None) -> np.ndarray:

@@ -248,6 +248,42 @@ def _l2_normalise_backward(
     return [dense.l2_normalise_backward(d_out, a, out=d_out if own else None)]
 
 
+def _layer_norm(_: Mapping[str, Any], arrays: list[np.ndarray], wanted: int, own: bool) -> list[np.ndarray]:
+    return [dense.layer_norm(*arrays)]
+
+
+def _layer_norm_backward(
+    _: Mapping[str, Any], arrays: list[np.ndarray], wanted: int, own: bool
+) -> list[np.ndarray]:
+    return [*dense.layer_norm_backward(*arrays, out=arrays[0] if own else None)]
+
+
+def _add_rows(_: Mapping[str, Any], arrays: list[np.ndarray], wanted: int, own: bool) -> list[np.ndarray]:
+    rows, more = arrays
+    return [np.add(rows, more, out=rows if own else None)]
+
+
+def _join_layers(
+    parameters: Mapping[str, Any], arrays: list[np.ndarray], wanted: int, own: bool
+) -> list[np.ndarray]:
+    return [dense.join_layers(arrays, parameters["how"])]
+
+
+def _join_backward(
+    parameters: Mapping[str, Any], arrays: list[np.ndarray], wanted: int, own: bool
+) -> list[np.ndarray]:
+    d_out, joined, *hidden = arrays
+    return [dense.join_backward(d_out, joined, hidden, parameters["how"]).copy()]
+
+
+def _add_join_backward(
+    parameters: Mapping[str, Any], arrays: list[np.ndarray], wanted: int, own: bool
+) -> list[np.ndarray]:
+    d_h, d_out, joined, *hidden = arrays
+    share = dense.join_backward(d_out, joined, hidden, parameters["how"])
+    return [np.add(d_h, share, out=d_h if own else None)]
+
+
 def _add_self(_: Mapping[str, Any], arrays: list[np.ndarray], wanted: int, own: bool) -> list[np.ndarray]:
     x, vertex, eps = arrays
     return [dense.add_self(x, vertex, eps, out=x if own else None)]
@@ -331,6 +367,12 @@ _FUNCTIONS: dict[str, _Function] = {
     "elu_dropout_backward": _elu_dropout_backward,
     "l2_normalise_dropout": _l2_normalise_dropout,
     "l2_normalise_backward": _l2_normalise_backward,
+    "layer_norm": _layer_norm,
+    "layer_norm_backward": _layer_norm_backward,
+    "add_rows": _add_rows,
+    "join_layers": _join_layers,
+    "join_backward": _join_backward,
+    "add_join_backward": _add_join_backward,
     "add_self": _add_self,
     "scale_self": _scale_self,
     "self_gradient": _self_gradient,

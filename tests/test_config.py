@@ -33,7 +33,8 @@ CONTRACT = """data model layers model-file hidden heads dropout input-dropout lr
     eval-every backend function region memory-mb max-workers place tls budget-usd halo-dtype checkpoint-every
     resume
     on-loss run-dir config""".split()
-ADDED = """metric class-weights source-degree layer-order constant-aggregate aggregator l2-normalise epsilon
+ADDED = """norm residual jumping metric class-weights
+    source-degree layer-order constant-aggregate aggregator l2-normalise epsilon
     output-heads negative-slope attention-dropout switch-margin dense-delay straggler trace-events
     endpoint-url function-timeout workers tensor-host tensor-port task-fusion rematerialisation stream-rows
     instance-type prices local-latency local-bandwidth local-faults""".split()
@@ -146,6 +147,7 @@ def test_every_option_from_every_place(toml):
     }
     experiments = {"dense_delay": 0.5, "straggler": 2.0, "data": "digits"}  # on the CPU back end only
     own = {"model_file": "models/gated.py:GatedSum"}
+    deep = {"norm": "layer", "residual": "on", "jumping": "max"}
     gcn, gin = {"source_degree": "out"}, {"model": "gin", "epsilon": "fixed"}
     gat = {
         "model": "gat",
@@ -154,8 +156,12 @@ def test_every_option_from_every_place(toml):
         "negative_slope": 0.1,
         "attention_dropout": 0.6,
     }
-    assert {*other, *experiments, *own, *gcn, *gin, *gat} == set(NAMES)
-    for options in (other, experiments, *({"data": "digits", **model} for model in (own, gcn, gin, gat))):
+    assert {*other, *experiments, *own, *deep, *gcn, *gin, *gat} == set(NAMES)
+    for options in (
+        other,
+        experiments,
+        *({"data": "digits", **model} for model in (own, deep, gcn, gin, gat)),
+    ):
         wanted = make_config(options)
         assert all(getattr(wanted, name) != getattr(make_config({}), name) for name in options)
         assert parse(*(word for name, value in options.items() for word in (flag(name), value))) == wanted
@@ -293,8 +299,11 @@ def test_wrong_command_lines(words, said):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ({"model": "gat", "norm": "layer"}, "--norm is for --model gcn, sage and gin, not for gat"),
+        ({"model_file": "m.py", "jumping": "cat"}, "--jumping is for --model gcn, sage and gin, not for"),
+        ({"model": "sage", "norm": "layer", "l2_normalise": "on"}, "--norm layer and --l2-normalise on are"),
         ({"model": "gat", "model_file": "m.py"}, "--model-file is in place of --model, but --model is gat"),
-        ({"model_file": "m.py", "heads": 2}, "--heads is for --model gat, not for a --model-file"),
+        ({"model_file": "m.py", "heads": 2}, "--heads is for --model gat or gatv2, not for a --model-file"),
         ({"weight_update": "interval"}, "--weight-update interval is for --mode async, not pipe"),
         ({"switch_margin": 0.1, "mode": "async"}, "--switch-margin is for --mode async with a --target-acc"),
         ({"switch_margin": 0.1, "target_accuracy": 0.5}, "--switch-margin is for --mode async with a --targ"),

@@ -28,6 +28,10 @@ MODELS = {
     "max": partial(sage_program, aggregator="max", pool=5),
     "gin": partial(gin_program, inner=5),
     "gin, epsilon fixed": partial(gin_program, inner=5, learns_epsilon=False),
+    "gcn, normed, joined": partial(gcn_program, norm="layer", jumping="cat"),
+    "mean, normed, joined": partial(sage_program, norm="layer", jumping="cat"),
+    "max, normed, joined": partial(sage_program, aggregator="max", pool=5, norm="layer", jumping="cat"),
+    "gin, normed, joined": partial(gin_program, inner=5, norm="layer", jumping="cat"),
     "gat": partial(gat_program, heads=2, output_heads=3),
     "gatv2": partial(gat_program, heads=2, output_heads=3, second=True),
 }

@@ -21,6 +21,10 @@ from dorylus_hpc.nn.gcn import gcn_program
 from dorylus_hpc.nn.gin import gin_program
 from dorylus_hpc.nn.sage import sage_program
 
+DEEP = {
+    "cat": {"norm": "layer", "residual": True, "jumping": "cat"},
+    "max": {"norm": "layer", "residual": True, "jumping": "max"},
+}
 BUILT_IN = {
     "gcn": (gcn_program, "gcn"),
     "sage mean": (sage_program, "mean"),
@@ -29,6 +33,16 @@ BUILT_IN = {
     "sage max": (partial(sage_program, aggregator="max", pool=3), "max"),
     "gin": (partial(gin_program, inner=3), "sum"),
     "gin, epsilon fixed": (partial(gin_program, inner=3, learns_epsilon=False), "sum-self"),
+    **{
+        f"{name}, {more}": (partial(build, **options), aggregate)
+        for name, build, aggregate in (
+            ("gcn", gcn_program, "gcn"),
+            ("sage mean", sage_program, "mean"),
+            ("gin", partial(gin_program, inner=3), "sum"),
+        )
+        for more, options in DEEP.items()
+    },
+    "sage max, all": (partial(sage_program, aggregator="max", pool=3, **DEEP["cat"]), "max"),
     "gat": (partial(gat_program, heads=2, output_heads=3, attention_dropout=0.3), "attention"),
 }
 OPTIONS = {
@@ -49,7 +63,8 @@ def gated(tmp_path):
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_gradients_of_built_in_models(name):
     program, aggregate = BUILT_IN[name]
-    report = check_gradients(program, aggregate=aggregate, layers=[2], hidden=4)
+    deep = name.rpartition(", ")[2] in DEEP
+    report = check_gradients(program, aggregate=aggregate, layers=[4 if deep else 2], hidden=3 + deep)
     assert report.ok, str(report)
     assert len(report.ways) == 3 and all(len(checks) >= 4 for checks in report.ways.values())
 
@@ -148,7 +163,7 @@ def test_ops_that_compute_something_else_are_found(gated):
     [
         {},
         {"hidden": []},
-        {"hidden": [5, 4], "input_dropout": 0.3},
+        {"hidden": [4, 4, 4], "input_dropout": 0.3},
         {"sparse_features": True, "input_dropout": 0.3},
         {"n_classes": 9},
     ],

@@ -60,15 +60,18 @@ def build_program(
     if own is not None:
         own.attempt(**common)
         return own.build(**common)
-    if config.model not in ATTENTION:
-        common["choices"] = Choices(config.layer_order, config.constant_aggregate == "on")
+    more: dict[str, Any] = {
+        "norm": config.norm, "residual": config.residual == "on", "jumping": config.jumping,
+        "choices": Choices(config.layer_order, config.constant_aggregate == "on"),
+    }  # fmt: skip
     if config.model == "sage":
         normalises = config.l2_normalise == "on"
         return sage_program(
-            **common, aggregator=config.aggregator, pool=config.hidden, l2_normalise=normalises
+            **common, **more, aggregator=config.aggregator, pool=config.hidden, l2_normalise=normalises
         )
     if config.model == "gin":
-        return gin_program(**common, inner=config.hidden, learns_epsilon=config.epsilon == "learned")
+        learns = config.epsilon == "learned"
+        return gin_program(**common, **more, inner=config.hidden, learns_epsilon=learns)
     if config.model in ATTENTION:
         return gat_program(
             **common,
@@ -78,7 +81,7 @@ def build_program(
             attention_dropout=config.attention_dropout,
             second=config.model == "gatv2",
         )
-    return gcn_program(**common)
+    return gcn_program(**common, **more)
 
 
 def aggregate_of(config: TrainConfig, own: OwnModel | None = None) -> str:

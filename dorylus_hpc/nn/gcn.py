@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from dorylus_hpc.nn.layers import Choices, OrderedLayer, assemble, choose_orders, plan_layers
 from dorylus_hpc.nn.params import ParamSpec
@@ -43,6 +42,9 @@ def gcn_program(
     seed: int,
     l2_normalise: bool = False,
     choices: Choices | None = None,
+    norm: str = "none",
+    residual: bool = False,
+    jumping: str = "none",
 ) -> Program:
     """Declare a GCN.
 
@@ -68,6 +70,8 @@ def gcn_program(
         Rows of hidden layers have Euclidean norm 1.
     choices
         What of the plan was chosen beforehand.
+    norm, residual, jumping
+        As for `dorylus_hpc.nn.layers.plan_layers`.
 
     Returns
     -------
@@ -82,9 +86,15 @@ def gcn_program(
         decay_scope=decay_scope,
         seed=seed,
         l2_normalise=l2_normalise,
+        norm=norm,
+        residual=residual,
+        jumping=jumping,
     )
     orders = choose_orders(
-        list(pairwise(widths)), sparse_features=sparse_features, input_dropout=input_dropout, choices=choices
+        [(layer["f_in"], layer["f_out"]) for layer in planned],
+        sparse_features=sparse_features,
+        input_dropout=input_dropout,
+        choices=choices,
     )
     layers = [_Layer(**layer, **order) for layer, order in zip(planned, orders, strict=True)]
     return assemble(layers, sparse_features=sparse_features)
@@ -98,6 +108,7 @@ class _Layer(OrderedLayer):
         return [
             ParamSpec(f"W{self.index}", self.index, (self.f_in, self.f_out), self.decay),
             ParamSpec(f"b{self.index}", self.index, (self.f_out,)),
+            *self.end_params(),
         ]
 
     def tensors(self) -> list[RowTensor]:
@@ -110,7 +121,7 @@ class _Layer(OrderedLayer):
 
     def forward(self) -> list[Stage]:
         i = self.index
-        stages = self.drop_stages()
+        stages = self.begin_stages()
         if self.aggregate_first:
             stages += self.gather_input_stages()
             stages.append(Stage("AV", i, self.transform_aggregate, ops=self.transform_aggregate_ops))
@@ -146,7 +157,7 @@ class _Layer(OrderedLayer):
                 if self.first
                 else Stage("dAV", i, self.transform_input_backward, ops=self.transform_input_backward_ops),
             ]
-        return stages
+        return [*stages, *self.end_backward_stages()]
 
     # Forward.
 
@@ -155,7 +166,7 @@ class _Layer(OrderedLayer):
         if self.first:
             task.part.features.times(task.rows, self.dropped_features(task), w, y)
         else:
-            apply_vertex(task.block(f"H{self.index - 1}"), w, out=task.block(f"Y{self.index}"))
+            apply_vertex(task.block(self.h_in), w, out=task.block(f"Y{self.index}"))
 
     def gather_transformed(self, task: Task) -> None:
         y, z = task.sources[f"Y{self.index}"], task.tensors[self.z]
@@ -178,7 +189,7 @@ class _Layer(OrderedLayer):
         )
 
     def gather_input_backward(self, task: Task) -> None:
-        d_m, d_h = task.sources[f"dM{self.index}"], task.tensors[f"dH{self.index - 1}"]
+        d_m, d_h = task.sources[f"dM{self.index}"], task.tensors[self.d_h_in]
         task.part.out_edges.aggregate(d_m, d_h, task.rows)
 
     def gather_transformed_backward(self, task: Task) -> None:
@@ -192,18 +203,18 @@ class _Layer(OrderedLayer):
             task.part.features.weight_gradient(task.rows, self.dropped_features(task), d_y, d_w)
             return
         apply_vertex_backward(
-            task.block(f"H{self.index - 1}"),
+            task.block(self.h_in),
             task.weights[f"W{self.index}"],
             task.block(f"dY{self.index}"),
             d_w=d_w,
-            d_h=task.block(f"dH{self.index - 1}"),
+            d_h=task.block(self.d_h_in),
         )
 
     # The same for a worker elsewhere.
 
     def transform_input_ops(self, _: Pass) -> list[Op]:
         i = self.index
-        return [("apply_vertex", {}, [f"H{i - 1}", f"W{i}"], [f"Y{i}"])]
+        return [("apply_vertex", {}, [self.h_in, f"W{i}"], [f"Y{i}"])]
 
     def transform_aggregate_ops(self, way: Pass) -> list[Op]:
         i = self.index
@@ -216,4 +227,4 @@ class _Layer(OrderedLayer):
 
     def transform_input_backward_ops(self, _: Pass) -> list[Op]:
         i, d_w = self.index, gradient_of(f"W{self.index}")
-        return [("apply_vertex_backward", {}, [f"H{i - 1}", f"W{i}", f"dY{i}"], [d_w, f"dH{i - 1}"])]
+        return [("apply_vertex_backward", {}, [self.h_in, f"W{i}", f"dY{i}"], [d_w, self.d_h_in])]

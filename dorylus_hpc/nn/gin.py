@@ -47,6 +47,9 @@ def gin_program(
     inner: int,
     learns_epsilon: bool = True,
     choices: Choices | None = None,
+    norm: str = "none",
+    residual: bool = False,
+    jumping: str = "none",
 ) -> Program:
     """Declare a GIN.
 
@@ -60,6 +63,8 @@ def gin_program(
         False: epsilon stays 0, and the edges' aggregate has the vertex itself in it.
     choices
         What of the plan was chosen beforehand.
+    norm, residual, jumping
+        As for `dorylus_hpc.nn.layers.plan_layers`.
 
     Returns
     -------
@@ -73,9 +78,12 @@ def gin_program(
         weight_decay=weight_decay,
         decay_scope=decay_scope,
         seed=seed,
+        norm=norm,
+        residual=residual,
+        jumping=jumping,
     )
     orders = choose_orders(
-        [(width, inner) for width in widths[:-1]],
+        [(layer["f_in"], inner) for layer in planned],
         sparse_features=sparse_features,
         input_dropout=input_dropout,
         choices=choices,
@@ -101,6 +109,7 @@ class _Layer(OrderedLayer):
             ParamSpec(f"a{i}", i, (self.inner,)),
             ParamSpec(f"W{i}", i, (self.inner, self.f_out), self.decay, draw=1),
             ParamSpec(f"b{i}", i, (self.f_out,)),
+            *self.end_params(),
         ]
         return [*made, ParamSpec(f"e{i}", i, (1,))] if self.learns else made
 
@@ -121,7 +130,7 @@ class _Layer(OrderedLayer):
 
     def forward(self) -> list[Stage]:
         i = self.index
-        stages = self.drop_stages()
+        stages = self.begin_stages()
         if self.aggregate_first:
             stages += self.gather_input_stages()
             if self.splits:
@@ -149,18 +158,19 @@ class _Layer(OrderedLayer):
         ]
         if self.splits:
             reads = (f"dR{i}", f"M{i}")
-            return [*stages, Stage("dAV", i, self.transform_split_backward, on_server=True, reads=reads)]
+            split = Stage("dAV", i, self.transform_split_backward, on_server=True, reads=reads)
+            return [*stages, split, *self.end_backward_stages()]
         if self.aggregate_first:
             stages.append(
                 Stage("dAV", i, self.transform_aggregate_backward, ops=self.transform_aggregate_backward_ops)
             )
             if not self.first:
-                adds_to = (f"dH{i - 1}",) if self.learns else ()
+                adds_to = (self.d_h_in,) if self.learns else ()
                 stages += [
                     Stage("dSC", i, tensor=f"dM{i}"),
                     Stage("dGA", i, self.gather_input_backward, tensor=f"dM{i}", reads=adds_to),
                 ]
-            return stages
+            return [*stages, *self.end_backward_stages()]
         if self.learns:
             stages.append(Stage("dAV", i, self.epsilon_backward, ops=self.epsilon_backward_ops))
         stages += [
@@ -171,7 +181,7 @@ class _Layer(OrderedLayer):
             stages.append(Stage("dAV", i, self.add_gradient, ops=self.add_gradient_ops))
         if self.first:
             backward = Stage("dAV", i, self.features_backward, on_server=True, reads=(f"dY{i}",))
-            return [*stages, backward]
+            return [*stages, backward, *self.end_backward_stages()]
         return [
             *stages,
             Stage("dAV", i, self.transform_input_backward, ops=self.transform_input_backward_ops),
@@ -189,7 +199,7 @@ class _Layer(OrderedLayer):
     def transform_aggregate(self, task: Task) -> None:
         i, m = self.index, task.block(f"M{self.index}")
         if self.learns:
-            add_self(m, task.block(f"H{i - 1}"), task.weights[f"e{i}"], out=m)
+            add_self(m, task.block(self.h_in), task.weights[f"e{i}"], out=m)
         apply_vertex(m, task.weights[f"U{i}"], out=task.block(f"R{i}"))
         self.finish(task)
 
@@ -198,7 +208,7 @@ class _Layer(OrderedLayer):
         if self.first:
             task.part.features.times(task.rows, self.dropped_features(task), u, y)
         else:
-            apply_vertex(task.block(f"H{self.index - 1}"), u, out=task.block(f"Y{self.index}"))
+            apply_vertex(task.block(self.h_in), u, out=task.block(f"Y{self.index}"))
 
     def gather_transformed(self, task: Task) -> None:
         y, r = task.sources[f"Y{self.index}"], task.tensors[f"R{self.index}"]
@@ -245,11 +255,11 @@ class _Layer(OrderedLayer):
             d_h=d_m,
         )
         if self.learns and d_m is not None:
-            self_gradient(d_m, task.block(f"H{i - 1}"), out=task.gradients[f"e{i}"])
-            np.multiply(d_m, 1 + task.weights[f"e{i}"], out=task.block(f"dH{i - 1}"))
+            self_gradient(d_m, task.block(self.h_in), out=task.gradients[f"e{i}"])
+            np.multiply(d_m, 1 + task.weights[f"e{i}"], out=task.block(self.d_h_in))
 
     def gather_input_backward(self, task: Task) -> None:
-        d_m, d_h = task.sources[f"dM{self.index}"], task.tensors[f"dH{self.index - 1}"]
+        d_m, d_h = task.sources[f"dM{self.index}"], task.tensors[self.d_h_in]
         task.part.out_edges.aggregate(d_m, d_h, task.rows, accumulate=self.learns)
 
     def epsilon_backward(self, task: Task) -> None:
@@ -271,11 +281,11 @@ class _Layer(OrderedLayer):
     def transform_input_backward(self, task: Task) -> None:
         i = self.index
         apply_vertex_backward(
-            task.block(f"H{i - 1}"),
+            task.block(self.h_in),
             task.weights[f"U{i}"],
             task.block(f"dY{i}"),
             d_w=task.gradients[f"U{i}"],
-            d_h=task.block(f"dH{i - 1}"),
+            d_h=task.block(self.d_h_in),
         )
 
     # The same for a worker elsewhere.
@@ -284,12 +294,12 @@ class _Layer(OrderedLayer):
         i = self.index
         ops: list[Op] = []
         if self.learns:
-            ops.append(("add_self", {}, [f"M{i}", f"H{i - 1}", f"e{i}"], [f"M{i}"]))
+            ops.append(("add_self", {}, [f"M{i}", self.h_in, f"e{i}"], [f"M{i}"]))
         return [*ops, ("apply_vertex", {}, [f"M{i}", f"U{i}"], [f"R{i}"]), *self.finish_ops(way)]
 
     def transform_input_ops(self, _: Pass) -> list[Op]:
         i = self.index
-        return [("apply_vertex", {}, [f"H{i - 1}", f"U{i}"], [f"Y{i}"])]
+        return [("apply_vertex", {}, [self.h_in, f"U{i}"], [f"Y{i}"])]
 
     def add_transformed_ops(self, _: Pass) -> list[Op]:
         i = self.index
@@ -316,8 +326,8 @@ class _Layer(OrderedLayer):
         makes = [d_u] if self.first else [d_u, d_m]
         ops: list[Op] = [("apply_vertex_backward", {}, [f"M{i}", f"U{i}", f"dR{i}"], makes)]
         if self.learns and not self.first:
-            ops.append(("self_gradient", {}, [d_m, f"H{i - 1}"], [gradient_of(f"e{i}")]))
-            ops.append(("scale_self", {}, [d_m, f"e{i}"], [f"dH{i - 1}"]))
+            ops.append(("self_gradient", {}, [d_m, self.h_in], [gradient_of(f"e{i}")]))
+            ops.append(("scale_self", {}, [d_m, f"e{i}"], [self.d_h_in]))
         return ops
 
     def epsilon_backward_ops(self, _: Pass) -> list[Op]:
@@ -330,5 +340,5 @@ class _Layer(OrderedLayer):
 
     def transform_input_backward_ops(self, _: Pass) -> list[Op]:
         i = self.index
-        makes = [gradient_of(f"U{i}"), f"dH{i - 1}"]
-        return [("apply_vertex_backward", {}, [f"H{i - 1}", f"U{i}", f"dY{i}"], makes)]
+        makes = [gradient_of(f"U{i}"), self.d_h_in]
+        return [("apply_vertex_backward", {}, [self.h_in, f"U{i}", f"dY{i}"], makes)]

@@ -10,7 +10,16 @@ dropout; of the last layer the logits), and ``dH{l}`` the gradient of H, turned 
 it, so no mask is stored.
 
 A hidden layer whose rows are normalised between ReLU and dropout has Z, and then ReLU's result, in ``A{l}``:
-the gradient of the norm needs them.
+the gradient of the norm needs them. One with a layer norm, before ReLU, has in ``A{l}`` what is normed.
+
+Hidden layers may add their input to Z (a *residual*): as it is, or in layer 1 the product of features and a
+matrix, which is in ``E1``. With *jumping knowledge* the last layer's input is ``J``: the inputs of layers 2,
+3 ... beside each other, or the largest of them. Both give the ``dH{l}`` of a layer more than one summand; the
+others are there when the layer's backward begins, which adds them.
+
+References: Ba, Kiros and Hinton, Layer normalization, 2016, equation 4; He et al., Deep residual learning for
+image recognition, CVPR 2016, equation 1; Xu et al., Representation learning on graphs with jumping knowledge
+networks, ICML 2018, section 4.
 """
 
 from __future__ import annotations
@@ -38,7 +47,15 @@ from dorylus_hpc.nn.program import (
     gradient_of,
     load_stages,
 )
-from lambda_pkg.dense import bias_gradient, l2_normalise, l2_normalise_backward
+from lambda_pkg.dense import (
+    bias_gradient,
+    join_backward,
+    join_layers,
+    l2_normalise,
+    l2_normalise_backward,
+    layer_norm,
+    layer_norm_backward,
+)
 from lambda_pkg.ops import Op
 
 NO_DROPOUT = {"p": 0.0, "seed": 0, "epoch": 0, "layer": 0}  # of an op that would drop
@@ -115,6 +132,16 @@ class Layer(ABC):
         L2 factor of its weight matrices.
     normalise
         Rows of its output have Euclidean norm 1 (before dropout; but for the last layer).
+    norm
+        ``layer``: a layer norm before ReLU, but for the last layer; or ``none``.
+    residual
+        It adds its input to Z; the last layer does not.
+    passes_on
+        The next layer adds this one's output.
+    jump
+        What the last layer takes: the output of the layer before (``none``), or of all, ``cat`` or ``max``.
+    n_layers
+        Of the model.
     """
 
     index: int
@@ -125,6 +152,11 @@ class Layer(ABC):
     output_key: DropoutKey
     decay: float
     normalise: bool = False
+    norm: str = "none"
+    residual: bool = False
+    passes_on: bool = False
+    jump: str = "none"
+    n_layers: int = 0
 
     @property
     def first(self) -> bool:
@@ -142,14 +174,57 @@ class Layer(ABC):
         return self.normalise and not self.last
 
     @property
+    def norms(self) -> bool:
+        """Whether there is a layer norm."""
+        return self.norm == "layer" and not self.last
+
+    @property
+    def jumps(self) -> bool:
+        """Whether the last layer takes more than the output of the layer before."""
+        return self.jump != "none" and self.n_layers > 2
+
+    @property
     def z(self) -> str:
         """The row tensor in which `activate` finds Z without the bias."""
-        return f"A{self.index}" if self.normalises else f"H{self.index}"
+        return f"A{self.index}" if self.normalises or self.norms else f"H{self.index}"
+
+    @property
+    def h_in(self) -> str:
+        """The row tensor of its input; not of layer 1."""
+        return "J" if self.last and self.jumps else f"H{self.index - 1}"
+
+    @property
+    def d_h_in(self) -> str:
+        """The gradient of its input."""
+        return f"d{self.h_in}"
+
+    @property
+    def gathers_its_input(self) -> bool:
+        """Whether neighbours read its input as it is."""
+        return False
+
+    def end_params(self) -> list[ParamSpec]:
+        """Return the weights of the residual of layer 1, and of the layer norm."""
+        i, made = self.index, []
+        if self.residual and self.first:
+            made.append(ParamSpec("Wr1", 1, (self.f_in, self.f_out), self.decay, draw=3))
+        if self.norms:
+            made.append(ParamSpec(f"g{i}", i, (self.f_out,), start=1.0))
+            made.append(ParamSpec(f"s{i}", i, (self.f_out,)))
+        return made
 
     def output_tensors(self, ghosts: Ghosts | None) -> list[RowTensor]:
-        """Return the row tensors of the forward's end; the ghosts are those of H."""
-        made = [RowTensor(f"H{self.index}", self.f_out, ghosts)]
-        return [*made, RowTensor(self.z, self.f_out)] if self.normalises else made
+        """Return the row tensors of its beginning and its end; the ghosts are those that H would have."""
+        joined = self.jumps and self.index == self.n_layers - 1  # J is sent, not H
+        made = [RowTensor(f"H{self.index}", self.f_out, None if joined else ghosts)]
+        if self.z != f"H{self.index}":
+            made.append(RowTensor(self.z, self.f_out))
+        if self.residual and self.first:
+            made.append(RowTensor("E1", self.f_out))
+        if self.last and self.jumps:
+            made.append(RowTensor("J", self.f_in, "in" if self.gathers_its_input else None))
+            made.append(RowTensor("dJ", self.f_in, trains_only=True))
+        return made
 
     @abstractmethod
     def params(self) -> list[ParamSpec]:
@@ -177,6 +252,32 @@ class Layer(ABC):
         return "transform-first"
 
     # How it begins.
+
+    def begin_stages(self) -> list[Stage]:
+        """Return what comes first: the input of jumping knowledge, dropout of features, their residual."""
+        stages = self.drop_stages()
+        if self.residual and self.first:
+            stages.append(Stage("AV", 1, self.multiply_residual, on_server=True, makes=("E1",)))
+        if self.last and self.jumps:
+            stages.append(Stage("AV", self.index, self.join, weightless=True, ops=self.join_ops))
+        return stages
+
+    def multiply_residual(self, task: Task) -> None:
+        """Multiply the features with the residual's matrix."""
+        x, w = self.dropped_features(task), task.weights["Wr1"]
+        task.part.features.times(task.rows, x, w, task.tensors["E1"])
+
+    def join(self, task: Task) -> None:
+        """Join the outputs of all hidden layers."""
+        join_layers([task.block(name) for name in self._hidden], self.jump, out=task.block("J"))
+
+    def join_ops(self, _: Pass) -> list[Op]:
+        """Return what `join` does as ops."""
+        return [("join_layers", {"how": self.jump}, list(self._hidden), ["J"])]
+
+    @property
+    def _hidden(self) -> list[str]:
+        return [f"H{layer}" for layer in range(1, self.n_layers)]
 
     def drop_stages(self) -> list[Stage]:
         """Return the dropout of the features, if this layer has it."""
@@ -207,10 +308,18 @@ class Layer(ABC):
     def activate(self, task: Task) -> None:
         """Add the bias; then ReLU and the dropout of the next layer's input, but for the last layer."""
         h, bias = task.block(f"H{self.index}"), task.weights[f"b{self.index}"]
+        if self.residual:
+            z = task.block(self.z)
+            np.add(z, task.block(self._residual_rows), out=z)
         if self.last:
             np.add(h, bias, out=h)
             return
         gids = task.part.gids[slice(*task.rows)]
+        if self.norms:
+            a, scale = task.block(self.z), task.weights[f"g{self.index}"]
+            np.add(a, bias, out=a)
+            layer_norm(a, scale, out=h)
+            bias = task.weights[f"s{self.index}"]
         if self.normalises:
             a, key = task.block(self.z), self.output_key
             bias_relu_dropout(a, bias, None, 0.0, seed=0, epoch=0, layer=0, out=a)
@@ -227,17 +336,29 @@ class Layer(ABC):
             training=task.training,
         )
 
+    @property
+    def _residual_rows(self) -> str:
+        return "E1" if self.first else self.h_in
+
     def activate_ops(self, way: Pass) -> list[Op]:
         """Return what `activate` does as ops."""
-        h, bias = f"H{self.index}", f"b{self.index}"
+        i, h, bias = self.index, f"H{self.index}", f"b{self.index}"
+        ops: list[Op] = []
+        if self.residual:
+            ops.append(("add_rows", {}, [self.z, self._residual_rows], [self.z]))
         if self.last:
-            return [("add_bias", {}, [h, bias], [h])]
+            return [*ops, ("add_bias", {}, [h, bias], [h])]
+        if self.norms:
+            ops.append(("add_bias", {}, [self.z, bias], [self.z]))
+            ops.append(("layer_norm", {}, [self.z, f"g{i}"], [h]))
+            bias = f"s{i}"
         if self.normalises:
             return [
+                *ops,
                 ("bias_relu_dropout", NO_DROPOUT, [self.z, bias, "gids"], [self.z]),
                 ("l2_normalise_dropout", self.dropout_parameters(way), [self.z, "gids"], [h]),
             ]
-        return [("bias_relu_dropout", self.dropout_parameters(way), [h, bias, "gids"], [h])]
+        return [*ops, ("bias_relu_dropout", self.dropout_parameters(way), [h, bias, "gids"], [h])]
 
     def dropout_parameters(self, way: Pass) -> dict[str, Any]:
         """Return the parameters of an op that drops from the next layer's input."""
@@ -274,7 +395,13 @@ class Layer(ABC):
 
     def output_gradient(self, task: Task) -> None:
         """Turn the gradient of this layer's output into that of Z, in place; the bias gradient falls out."""
-        d_h = task.block(f"dH{self.index}")
+        i, d_h = self.index, task.block(f"dH{self.index}")
+        if self.jumps and not self.last:
+            hidden = [task.block(name) for name in self._hidden[:i]]
+            share = join_backward(task.block("dJ"), task.block("J"), hidden, self.jump)
+            np.copyto(d_h, share) if i == self.n_layers - 1 else np.add(d_h, share, out=d_h)
+        if self.passes_on:
+            np.add(d_h, task.block(f"dH{i + 1}"), out=d_h)
         if not self.last:
             relu_dropout_backward(
                 d_h,
@@ -282,6 +409,10 @@ class Layer(ABC):
                 self.output_key.p,
                 out=d_h,
             )
+        if self.norms:
+            bias_gradient(d_h, out=task.gradients[f"s{i}"])
+            a, scale = task.block(self.z), task.weights[f"g{i}"]
+            layer_norm_backward(d_h, a, scale, out=d_h, d_scale=task.gradients[f"g{i}"])
         if self.normalises:
             a = task.block(self.z)
             relu_dropout_backward(l2_normalise_backward(d_h, a, out=d_h), a, 0.0, out=d_h)
@@ -289,14 +420,37 @@ class Layer(ABC):
 
     def output_gradient_ops(self, _: Pass) -> list[Op]:
         """Return what `output_gradient` does as ops."""
-        d_h, h = f"dH{self.index}", f"H{self.index}"
+        i, d_h, h = self.index, f"dH{self.index}", f"H{self.index}"
         ops: list[Op] = []
+        if self.jumps and not self.last:
+            reads = ["dJ", "J", *self._hidden[:i]]
+            if i == self.n_layers - 1:
+                ops.append(("join_backward", {"how": self.jump}, reads, [d_h]))
+            else:
+                ops.append(("add_join_backward", {"how": self.jump}, [d_h, *reads], [d_h]))
+        if self.passes_on:
+            ops.append(("add_rows", {}, [d_h, f"dH{i + 1}"], [d_h]))
         if not self.last:
             ops.append(("relu_dropout_backward", {"p": self.output_key.p}, [d_h, h], [d_h]))
+        if self.norms:
+            ops.append(("bias_gradient", {}, [d_h], [gradient_of(f"s{i}")]))
+            made = [d_h, gradient_of(f"g{i}")]
+            ops.append(("layer_norm_backward", {}, [d_h, self.z, f"g{i}"], made))
         if self.normalises:
             ops.append(("l2_normalise_backward", {}, [d_h, self.z], [d_h]))
             ops.append(("relu_dropout_backward", {"p": 0.0}, [d_h, self.z], [d_h]))
         return [*ops, ("bias_gradient", {}, [d_h], [gradient_of(f"b{self.index}")])]
+
+    def end_backward_stages(self) -> list[Stage]:
+        """Return what comes last in the backward: the gradient of the residual's matrix."""
+        if not (self.residual and self.first):
+            return []
+        return [Stage("dAV", 1, self.residual_backward, on_server=True, reads=("dH1",), makes=("dWr1",))]
+
+    def residual_backward(self, task: Task) -> None:
+        """Make the gradient of the residual's matrix, which multiplies features."""
+        d_z, x = task.tensors["dH1"][: task.part.n_own], self.dropped_features(task)
+        task.part.features.weight_gradient(task.rows, x, d_z, task.gradients["Wr1"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -325,6 +479,11 @@ class OrderedLayer(Layer):
         return "aggregate-first" if self.aggregate_first else "transform-first"
 
     @property
+    def gathers_its_input(self) -> bool:
+        """Whether neighbours read its input as it is."""
+        return self.aggregate_first and not self.first
+
+    @property
     def constant(self) -> bool:
         """The aggregate of this layer's input never changes."""
         return self.first and self.aggregate_first and not self.input_key.p and self.computes_once
@@ -347,7 +506,7 @@ class OrderedLayer(Layer):
             return []
         if self.first:
             return [Stage("GA", self.index, self.gather_features, tensor=FEATURES)]
-        h = f"H{self.index - 1}"
+        h = self.h_in
         return [Stage("SC", self.index, tensor=h), Stage("GA", self.index, self.gather_input, tensor=h)]
 
     def gather_features(self, task: Task) -> None:
@@ -358,7 +517,7 @@ class OrderedLayer(Layer):
 
     def gather_input(self, task: Task) -> None:
         """Aggregate the output of the layer before."""
-        h, m = task.sources[f"H{self.index - 1}"], task.tensors[f"M{self.index}"]
+        h, m = task.sources[self.h_in], task.tensors[f"M{self.index}"]
         task.part.in_edges.aggregate(h, m, task.rows)
 
 
@@ -371,6 +530,9 @@ def plan_layers(
     decay_scope: str,
     seed: int,
     l2_normalise: bool = False,
+    norm: str = "none",
+    residual: bool = False,
+    jumping: str = "none",
 ) -> list[dict[str, Any]]:
     """Return the arguments of each `Layer`.
 
@@ -388,18 +550,37 @@ def plan_layers(
         Keys dropout.
     l2_normalise
         Rows of hidden layers have Euclidean norm 1.
+    norm
+        ``layer``: hidden layers have a layer norm before ReLU; or ``none``.
+    residual
+        Hidden layers add their input.
+    jumping
+        ``cat`` or ``max``: the last layer takes the outputs of all hidden layers; or ``none``.
+
+    Raises
+    ------
+    ValueError
+        Hidden layers differ in width where they are added, or the largest is taken.
     """
     n_layers = len(widths) - 1
+    if (residual or jumping == "max") and len(set(widths[1:-1])) > 1:
+        raise ValueError(f"hidden layers must have equal widths, got {list(widths[1:-1])}")
+    joined = jumping == "cat" and n_layers > 2
     return [
         {
             "index": index,
-            "f_in": widths[index - 1],
+            "f_in": sum(widths[1:-1]) if joined and index == n_layers else widths[index - 1],
             "f_out": widths[index],
             "last": index == n_layers,
             "input_key": DropoutKey(input_dropout if index == 1 else dropout, seed, index),
             "output_key": DropoutKey(dropout, seed, index + 1),
             "decay": weight_decay if decay_scope == "all" or index == 1 else 0.0,
             "normalise": l2_normalise,
+            "norm": norm,
+            "residual": residual and index < n_layers,
+            "passes_on": residual and index < n_layers - 1,
+            "jump": jumping,
+            "n_layers": n_layers,
         }
         for index in range(1, n_layers + 1)
     ]

@@ -78,6 +78,10 @@ class OracleSettings:
         Factors of classes in the loss.
     metric : {'auto', 'accuracy', 'f1-micro', 'f1-macro', 'auc'}
         What is kept as accuracies; auto: f1-micro where a vertex may have several classes, else accuracy.
+    norm : {'none', 'layer'}
+    residual : {'off', 'on'}
+    jumping : {'none', 'cat', 'max'}
+        Of all but GAT: see `oracle_deep`.
     """
 
     layers: int = 2
@@ -103,6 +107,9 @@ class OracleSettings:
     attention_dropout: float = 0.0
     class_weights: str | tuple[float, ...] = "none"
     metric: str = "auto"
+    norm: str = "none"
+    residual: str = "off"
+    jumping: str = "none"
 
     def __post_init__(self) -> None:
         choices: dict[str, tuple[str, ...]] = {
@@ -114,6 +121,9 @@ class OracleSettings:
             "l2_normalise": ("on", "off"),
             "epsilon": ("learned", "fixed"),
             "metric": ("auto", "accuracy", "f1-micro", "f1-macro", "auc"),
+            "norm": ("none", "layer"),
+            "residual": ("off", "on"),
+            "jumping": ("none", "cat", "max"),
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:

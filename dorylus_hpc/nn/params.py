@@ -32,6 +32,8 @@ class ParamSpec:
         L2 weight decay of this tensor.
     draw
         Which of its layer's matrices it is: each has start values of its own.
+    start
+        What a vector starts with, everywhere.
     """
 
     name: str
@@ -39,6 +41,7 @@ class ParamSpec:
     shape: tuple[int, ...]
     decay: float = 0.0
     draw: int = 0
+    start: float = 0.0
 
     @property
     def size(self) -> int:
@@ -78,12 +81,14 @@ class FlatLayout:
         }
 
     def initial(self, seed: int, dtype: np.dtype) -> np.ndarray:
-        """Return the start weights: Glorot for matrices, zero for biases."""
+        """Return the start weights: Glorot for matrices, for vectors what they say, zero by default."""
         flat = np.zeros(self.size, dtype)
         views = self.views(flat)
         for spec in self.specs:
             if len(spec.shape) == 2:
                 views[spec.name][...] = glorot_uniform(seed, spec.layer, *spec.shape, dtype, draw=spec.draw)
+            else:
+                views[spec.name][...] = spec.start
         return flat
 
 

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
@@ -63,6 +62,9 @@ def sage_program(
     pool: int = 0,
     l2_normalise: bool = False,
     choices: Choices | None = None,
+    norm: str = "none",
+    residual: bool = False,
+    jumping: str = "none",
 ) -> Program:
     """Declare a GraphSAGE.
 
@@ -78,6 +80,8 @@ def sage_program(
         Rows of hidden layers have Euclidean norm 1.
     choices
         What of the plan was chosen beforehand.
+    norm, residual, jumping
+        As for `dorylus_hpc.nn.layers.plan_layers`.
 
     Returns
     -------
@@ -96,6 +100,9 @@ def sage_program(
             seed=seed,
             l2_normalise=l2_normalise,
             choices=choices,
+            norm=norm,
+            residual=residual,
+            jumping=jumping,
         )
     widths = [n_features, *hidden, n_classes]
     planned = plan_layers(
@@ -106,11 +113,17 @@ def sage_program(
         decay_scope=decay_scope,
         seed=seed,
         l2_normalise=l2_normalise,
+        norm=norm,
+        residual=residual,
+        jumping=jumping,
     )
     if aggregator == "max":
         return assemble([_MaxLayer(**layer, pool=pool) for layer in planned], sparse_features=sparse_features)
     orders = choose_orders(
-        list(pairwise(widths)), sparse_features=sparse_features, input_dropout=input_dropout, choices=choices
+        [(layer["f_in"], layer["f_out"]) for layer in planned],
+        sparse_features=sparse_features,
+        input_dropout=input_dropout,
+        choices=choices,
     )
     layers = [_MeanLayer(**layer, **order) for layer, order in zip(planned, orders, strict=True)]
     return assemble(layers, sparse_features=sparse_features)
@@ -131,6 +144,7 @@ class _SageLayer(Layer):
             ParamSpec(f"Ws{i}", i, (self.f_in, f_out), self.decay),
             ParamSpec(f"Wn{i}", i, (columns, f_out), self.decay, draw=1),
             ParamSpec(f"b{i}", i, (f_out,)),
+            *self.end_params(),
         ]
 
     def product_stages(self) -> list[Stage]:
@@ -153,7 +167,7 @@ class _SageLayer(Layer):
 
     def transform_both(self, task: Task) -> None:
         w = task.weights[f"Ws{self.index}"]
-        apply_vertex(task.block(f"H{self.index - 1}"), w, out=task.block(self.z))
+        apply_vertex(task.block(self.h_in), w, out=task.block(self.z))
         self.add_aggregate(task)
 
     def aggregate_backward(self, task: Task) -> None:
@@ -167,12 +181,12 @@ class _SageLayer(Layer):
             d_h=task.block(f"dM{i}") if self.wants_d_m else None,
         )
         if not self.first:
-            h, w = task.block(f"H{i - 1}"), task.weights[f"Ws{i}"]
+            h, w = task.block(self.h_in), task.weights[f"Ws{i}"]
             apply_vertex_backward(h, w, d_z, need_d_h=False, d_w=task.gradients[f"Ws{i}"])
 
     def add_own_gradient(self, task: Task) -> None:
         d_z, w = task.block(f"dH{self.index}"), task.weights[f"Ws{self.index}"]
-        apply_vertex(d_z, w.T, out=task.block(f"dH{self.index - 1}"), accumulate=True)
+        apply_vertex(d_z, w.T, out=task.block(self.d_h_in), accumulate=True)
 
     def _own(self, task: Task, name: str) -> np.ndarray:
         """Return a tensor without the rows of ghosts."""
@@ -184,7 +198,7 @@ class _SageLayer(Layer):
 
     def transform_both_ops(self, way: Pass) -> list[Op]:
         i = self.index
-        own: Op = ("apply_vertex", {}, [f"H{i - 1}", f"Ws{i}"], [self.z])
+        own: Op = ("apply_vertex", {}, [self.h_in, f"Ws{i}"], [self.z])
         return [own, *self.add_aggregate_ops(way)]
 
     def aggregate_backward_ops(self, _: Pass) -> list[Op]:
@@ -193,11 +207,11 @@ class _SageLayer(Layer):
         makes = [d_n, f"dM{i}"] if self.wants_d_m else [d_n]
         ops: list[Op] = [("apply_vertex_backward", {}, [f"M{i}", f"Wn{i}", d_z], makes)]
         if not self.first:
-            ops.append(("apply_vertex_backward", {}, [f"H{i - 1}", f"Ws{i}", d_z], [d_s]))
+            ops.append(("apply_vertex_backward", {}, [self.h_in, f"Ws{i}", d_z], [d_s]))
         return ops
 
     def add_own_gradient_ops(self, _: Pass) -> list[Op]:
-        i, d_h = self.index, f"dH{self.index - 1}"
+        i, d_h = self.index, self.d_h_in
         return [("add_product", {"transposed": True}, [d_h, f"dH{i}", f"Ws{i}"], [d_h])]
 
 
@@ -222,7 +236,7 @@ class _MeanLayer(OrderedLayer, _SageLayer):
 
     def forward(self) -> list[Stage]:
         i = self.index
-        stages = self.drop_stages()
+        stages = self.begin_stages()
         if self.aggregate_first:
             stages += [*self.gather_input_stages(), *self.product_stages()]
         else:
@@ -252,14 +266,15 @@ class _MeanLayer(OrderedLayer, _SageLayer):
                     Stage("dGA", i, self.gather_input_backward, tensor=f"dM{i}"),
                     Stage("dAV", i, self.add_own_gradient, ops=self.add_own_gradient_ops),
                 ]
-            return stages
+            return [*stages, *self.end_backward_stages()]
         stages += [
             Stage("dSC", i, tensor=f"dH{i}"),
             Stage("dGA", i, self.gather_transformed_backward, tensor=f"dH{i}"),
         ]
         if self.first:
             reads = (f"dH{i}", f"dY{i}")
-            return [*stages, Stage("dAV", i, self.features_backward, on_server=True, reads=reads)]
+            last = Stage("dAV", i, self.features_backward, on_server=True, reads=reads)
+            return [*stages, last, *self.end_backward_stages()]
         return [*stages, Stage("dAV", i, self.own_backward, ops=self.own_backward_ops)]
 
     # Forward.
@@ -273,21 +288,21 @@ class _MeanLayer(OrderedLayer, _SageLayer):
         if self.first:
             task.part.features.times(task.rows, self.dropped_features(task), w, y)
         else:
-            apply_vertex(task.block(f"H{self.index - 1}"), w, out=task.block(f"Y{self.index}"))
+            apply_vertex(task.block(self.h_in), w, out=task.block(f"Y{self.index}"))
 
     def gather_transformed(self, task: Task) -> None:
         y, z = task.sources[f"Y{self.index}"], task.tensors[self.z]
         task.part.in_edges.aggregate(y, z, task.rows)
 
     def add_own(self, task: Task) -> None:
-        h, w = task.block(f"H{self.index - 1}"), task.weights[f"Ws{self.index}"]
+        h, w = task.block(self.h_in), task.weights[f"Ws{self.index}"]
         apply_vertex(h, w, out=task.block(self.z), accumulate=True)
         self.activate(task)
 
     # Backward.
 
     def gather_input_backward(self, task: Task) -> None:
-        d_m, d_h = task.sources[f"dM{self.index}"], task.tensors[f"dH{self.index - 1}"]
+        d_m, d_h = task.sources[f"dM{self.index}"], task.tensors[self.d_h_in]
         task.part.out_edges.aggregate(d_m, d_h, task.rows)
 
     def gather_transformed_backward(self, task: Task) -> None:
@@ -297,18 +312,18 @@ class _MeanLayer(OrderedLayer, _SageLayer):
     def own_backward(self, task: Task) -> None:
         i = self.index
         apply_vertex_backward(
-            task.block(f"H{i - 1}"),
+            task.block(self.h_in),
             task.weights[f"Wn{i}"],
             task.block(f"dY{i}"),
             d_w=task.gradients[f"Wn{i}"],
-            d_h=task.block(f"dH{i - 1}"),
+            d_h=task.block(self.d_h_in),
         )
         apply_vertex_backward(
-            task.block(f"H{i - 1}"),
+            task.block(self.h_in),
             task.weights[f"Ws{i}"],
             task.block(f"dH{i}"),
             d_w=task.gradients[f"Ws{i}"],
-            d_h=task.block(f"dH{i - 1}"),
+            d_h=task.block(self.d_h_in),
             accumulate=True,
         )
 
@@ -323,15 +338,15 @@ class _MeanLayer(OrderedLayer, _SageLayer):
 
     def transform_sources_ops(self, _: Pass) -> list[Op]:
         i = self.index
-        return [("apply_vertex", {}, [f"H{i - 1}", f"Wn{i}"], [f"Y{i}"])]
+        return [("apply_vertex", {}, [self.h_in, f"Wn{i}"], [f"Y{i}"])]
 
     def add_own_ops(self, way: Pass) -> list[Op]:
         i, z = self.index, self.z
-        return [("add_product", {}, [z, f"H{i - 1}", f"Ws{i}"], [z]), *self.activate_ops(way)]
+        return [("add_product", {}, [z, self.h_in, f"Ws{i}"], [z]), *self.activate_ops(way)]
 
     def own_backward_ops(self, _: Pass) -> list[Op]:
         i = self.index
-        d_s, d_n, h, d_h = gradient_of(f"Ws{i}"), gradient_of(f"Wn{i}"), f"H{i - 1}", f"dH{i - 1}"
+        d_s, d_n, h, d_h = gradient_of(f"Ws{i}"), gradient_of(f"Wn{i}"), self.h_in, self.d_h_in
         return [
             ("apply_vertex_backward", {}, [h, f"Wn{i}", f"dY{i}"], [d_n, d_h]),
             ("add_gradient", {}, [d_h, h, f"Ws{i}", f"dH{i}"], [d_h, d_s]),
@@ -376,7 +391,7 @@ class _MaxLayer(_SageLayer):
 
     def forward(self) -> list[Stage]:
         i = self.index
-        stages = self.drop_stages()
+        stages = self.begin_stages()
         if self.first:
             stages.append(Stage("AV", i, self.pool_input, covers_ghosts=True, on_server=True))
         else:
@@ -397,7 +412,8 @@ class _MaxLayer(_SageLayer):
         ]
         if self.first:
             reads = (f"dH{i}", f"dP{i}")
-            return [*stages, Stage("dAV", i, self.features_backward, on_server=True, reads=reads)]
+            last = Stage("dAV", i, self.features_backward, on_server=True, reads=reads)
+            return [*stages, last, *self.end_backward_stages()]
         return [*stages, Stage("dAV", i, self.add_own_gradient, ops=self.add_own_gradient_ops)]
 
     # Forward.
@@ -407,7 +423,7 @@ class _MaxLayer(_SageLayer):
         if self.first:
             task.part.features.times(task.rows, self.dropped_features(task), w, task.tensors[f"P{i}"])
         else:
-            apply_vertex(task.block(f"H{i - 1}"), w, out=p)
+            apply_vertex(task.block(self.h_in), w, out=p)
         bias_relu_dropout(p, task.weights[f"bp{i}"], None, 0.0, seed=0, epoch=0, layer=0, out=p)
 
     def gather_maximum(self, task: Task) -> None:
@@ -431,8 +447,8 @@ class _MaxLayer(_SageLayer):
         relu_dropout_backward(d_p, task.block(f"P{i}"), 0.0, out=d_p)
         bias_gradient(d_p, out=task.gradients[f"bp{i}"])
         if not self.first:
-            h, w, d_w = task.block(f"H{i - 1}"), task.weights[f"Wp{i}"], task.gradients[f"Wp{i}"]
-            apply_vertex_backward(h, w, d_p, d_w=d_w, d_h=task.block(f"dH{i - 1}"))
+            h, w, d_w = task.block(self.h_in), task.weights[f"Wp{i}"], task.gradients[f"Wp{i}"]
+            apply_vertex_backward(h, w, d_p, d_w=d_w, d_h=task.block(self.d_h_in))
 
     def features_backward(self, task: Task) -> None:
         features, x, i = task.part.features, self.dropped_features(task), self.index
@@ -444,7 +460,7 @@ class _MaxLayer(_SageLayer):
     def pool_input_ops(self, _: Pass) -> list[Op]:
         i, p = self.index, f"P{self.index}"
         return [
-            ("apply_vertex", {}, [f"H{i - 1}", f"Wp{i}"], [p]),
+            ("apply_vertex", {}, [self.h_in, f"Wp{i}"], [p]),
             ("bias_relu_dropout", NO_DROPOUT, [p, f"bp{i}", "gids"], [p]),
         ]
 
@@ -455,6 +471,6 @@ class _MaxLayer(_SageLayer):
             ("bias_gradient", {}, [d_p], [gradient_of(f"bp{i}")]),
         ]
         if not self.first:
-            makes = [gradient_of(f"Wp{i}"), f"dH{i - 1}"]
-            ops.append(("apply_vertex_backward", {}, [f"H{i - 1}", f"Wp{i}", d_p], makes))
+            makes = [gradient_of(f"Wp{i}"), self.d_h_in]
+            ops.append(("apply_vertex_backward", {}, [self.h_in, f"Wp{i}", d_p], makes))
         return ops
