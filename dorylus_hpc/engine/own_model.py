@@ -239,7 +239,7 @@ def file_of(model: Any) -> Any:
     name = getattr(model, "__qualname__", "")
     try:
         path = inspect.getsourcefile(model)
-    except TypeError:
+    except (TypeError, OSError):  # there is no file
         path = None
     if path is None or not Path(path).is_file() or not name.isidentifier() or model.__module__ == "__main__":
         raise InputError(
