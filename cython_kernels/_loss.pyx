@@ -48,7 +48,7 @@ cdef int softmax_piece(
     cdef Py_ssize_t i, c
     cdef Py_ssize_t n_classes = logits.shape[1]
     cdef bint weighted = class_weights.shape[0] > 0
-    cdef double largest, total, probability, factor
+    cdef double largest, total, exponential, factor, share
     for i in range(start, stop):
         if not mask[i]:
             row_loss[i] = 0
@@ -60,17 +60,21 @@ cdef int softmax_piece(
         for c in range(1, n_classes):
             largest = max(largest, <double>logits[i, c])
         total = 0
+        row_loss[i] = -(logits[i, labels[i]] - largest)  # logits may be written over
         for c in range(n_classes):
-            total += exp(logits[i, c] - largest)
-        row_loss[i] = log(total) - (logits[i, labels[i]] - largest)
+            exponential = exp(logits[i, c] - largest)
+            total += exponential
+            if with_gradient:
+                d_logits[i, c] = <real_t>exponential  # exponentials take longest: once each
+        row_loss[i] += log(total)
         factor = scale
         if weighted:
             row_loss[i] *= class_weights[labels[i]]
             factor *= class_weights[labels[i]]
         if with_gradient:
+            share = factor / total
             for c in range(n_classes):
-                probability = exp(logits[i, c] - largest) / total
-                d_logits[i, c] = <real_t>(factor * (probability - (1.0 if c == labels[i] else 0.0)))
+                d_logits[i, c] = <real_t>(share * d_logits[i, c] - (factor if c == labels[i] else 0.0))
     return 0
 
 

@@ -40,5 +40,6 @@ def test_a_hub_leaves_every_interval_a_row(hub: int) -> None:
 def test_the_count_follows_the_work_and_is_bounded() -> None:
     assert interval_count(0, 0, 64) == 1
     assert interval_count(1000, 5000, 16) == 1
-    assert interval_count(100_000, 1_000_000, 64) == 8  # 5.9 pieces of 12 million, a multiple of 4
+    assert interval_count(100_000, 1_000_000, 128) == 8  # 4.7 pieces of 30 million, a multiple of 4
+    assert interval_count(100_000, 1_000_000, 128, 8 * 2_000) == 12  # 11.4
     assert interval_count(10**9, 10**10, 602) == 64

@@ -8,22 +8,27 @@ from __future__ import annotations
 
 import numpy as np
 
-_TASK_WORK = 12_000_000  # multiply-adds of an interval, at the widest: tasks of one to a few milliseconds
+_TASK_WORK = 30_000_000  # gathered numbers of an interval: tasks of one to a few milliseconds
+_DENSE = 8  # multiply-adds of a product that take as long as a gathered number
 _MULTIPLE = 4  # so that a few threads share them evenly
 _MOST = 64
 
 
-def interval_count(n_own: int, n_edges: int, width: int) -> int:
+def interval_count(n_own: int, n_edges: int, gathered: int, product: int = 0) -> int:
     """Return the number of intervals of a part.
+
+    Few: a task costs some ten microseconds of the interpreter, however short it is.
 
     Parameters
     ----------
     n_own, n_edges
         Vertices and in-edges of the part.
-    width
-        Columns of the widest row tensor.
+    gathered
+        Columns of the widest gather of an epoch.
+    product
+        Elements of the largest weight matrix: multiply-adds a vertex.
     """
-    count = -(-(n_own + n_edges) * width // _TASK_WORK)
+    count = -(-((n_own + n_edges) * gathered + n_own * product // _DENSE) // _TASK_WORK)
     if count > 1:
         count = -(-count // _MULTIPLE) * _MULTIPLE
     return max(1, min(count, _MOST))

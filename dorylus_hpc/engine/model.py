@@ -116,4 +116,5 @@ def resolve_intervals(config: TrainConfig, manifest: Manifest, program: Program)
     """
     if config.intervals:
         return config.intervals
-    return max(interval_count(part.own, part.in_edges, program.widest) for part in manifest.parts)
+    work = program.gathered, program.product
+    return max(interval_count(part.own, part.in_edges, *work) for part in manifest.parts)

@@ -244,9 +244,16 @@ class Program:
         return fuse(self.setup)
 
     @property
-    def widest(self) -> int:
-        """Columns of the widest row tensor: a measure of an interval's work."""
-        return max(tensor.width for tensor in self.tensors.values())
+    def gathered(self) -> int:
+        """Columns of the widest gather of an epoch, at least 1: a measure of an interval's work."""
+        wide = self.params[0].shape[0]  # of the features, which are no row tensor of the program
+        read = {stage.tensor for stage in (*self.forward, *self.backward) if stage.kind in ("GA", "dGA")}
+        return max((self.tensors[name].width if name in self.tensors else wide for name in read), default=1)
+
+    @property
+    def product(self) -> int:
+        """Elements of the largest weight matrix."""
+        return max((spec.size for spec in self.params if len(spec.shape) == 2), default=0)
 
 
 def load_stages(gather: Callable[[Task], None] | None = None) -> tuple[Stage, ...]:
