@@ -19,8 +19,8 @@ Usage:
   ./mpirun.sh test [PYTEST ARGUMENTS]      set up, then run the unit tests (these get the arguments), then
                                            the MPI tests on 1 to 4 ranks
   ./mpirun.sh [-n N] train ARGUMENTS       any program, here train or predict, on N ranks (1 if not given)
-  ./mpirun.sh prepare ARGUMENTS            a program of one process (prepare, plan, deploy): no ranks, and
-                                           a given -n is not used
+  ./mpirun.sh prepare ARGUMENTS            a program of one process (prepare, plan, deploy, model): no ranks,
+                                           and a given -n is not used
   ./mpirun.sh [-n N] python ARGUMENTS      the environment's own Python on N ranks
   ./mpirun.sh setup                        only set up
                                            (what Lambda needs, the extra lambda-local, is installed by the
@@ -301,7 +301,7 @@ assume_launcher() {
 
 is_program() { # NAME: an entry point of this version
     case $1 in
-        prepare | train | predict | plan | deploy) [ -f "$root/dorylus_hpc/$1.py" ] ;;
+        prepare | train | predict | plan | deploy | model) [ -f "$root/dorylus_hpc/$1.py" ] ;;
         *) return 1 ;;
     esac
 }

@@ -7,6 +7,29 @@ kind. ::
     python -m dorylus_hpc.model FILE[:NAME]
 
 compares the gradient of every weight with finite differences.
+
+============================================  ==========================================================
+`OwnLayer`                                    base class of a layer whose stages are functions of arrays
+`Layer`                                       base class of the built-in layers: stages alone
+`stack`, `assemble`                           a program of layers of one class, or of any
+`complete`                                    what follows from stages; the others call it
+`plan_layers`                                 place, widths, dropout: the arguments of each layer
+`Program`, `Stage`, `RowTensor`, `ParamSpec`  what a model is made of
+`gradient_of`, `load_stages`                  names of gradients; the set-up of dense features
+`Task`, `PartOperands`, `EdgeOperand`         what the function of a stage gets; `Pass` for its ops
+`check_program`, `check_gradients`            what must hold of a program; finite differences
+============================================  ==========================================================
+
+A stage of any kind may stand beside those that the methods of `OwnLayer` make. It does what it likes with
+the rows of one interval, and should tell what it reads and makes, by the names in the program::
+
+    def forward(self):
+        norm = Stage("AV", self.index, self.halve, reads=(self.named("Y"),), makes=(self.named("Y"),))
+        return [*self.products(Y="W"), norm, self.gather("Y", "H"), *self.finish()]
+
+    def halve(self, task):
+        block = task.block(self.named("Y"))
+        np.multiply(block, 0.5, out=block)
 """
 
 from __future__ import annotations

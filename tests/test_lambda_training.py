@@ -54,6 +54,13 @@ CASES = {
     "no TLS": ("dense", [], ["--tls", "off"]),
     "several": ("several", ["--class-weights", "balanced", "--metric", "f1-macro"], ["--stream-rows", 16]),
     "auc": ("two", ["--metric", "auc", "--dropout", 0, "--class-weights", "balanced"], []),
+    "norm, residual, maximum": (
+        "dense",
+        ["--layers", 4, "--norm", "layer", "--residual", "on", "--jumping", "max", "--optimizer", "sgd"],
+        [],
+    ),
+    "gat": ("dense", ["--model", "gat", "--hidden", 4, "--heads", 3, "--output-heads", 2], []),
+    "gatv2": ("dense", ["--model", "gatv2", "--hidden", 4, "--heads", 2], ["--stream-rows", 16]),
     "own layer": ("dense", ["--model-file", "gatedsum.py", "--layers", 3, "--input-dropout", 0.2], []),
     "own layer, streamed": ("dense", ["--model-file", "appnp.py"], ["--stream-rows", 16]),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from dataclasses import replace
 from functools import partial
@@ -395,6 +396,48 @@ class AddsToItsInput(OwnLayer):
         more = [] if self.first else [self.gather_backward("dH", "d_input")]
         products = self.products_backward(H="W", adds=not self.first)
         return [*self.finish_backward(), *more, *products]
+
+
+class Halved(OwnLayer):
+    """With a stage as in the docstring of `dorylus_hpc.model`."""
+
+    aggregate = "mean"
+
+    def params(self):
+        return [self.matrix("W"), self.bias()]
+
+    def widths(self):
+        return {"Y": self.f_out}
+
+    def forward(self):
+        norm = Stage("AV", self.index, self.halve, reads=(self.named("Y"),), makes=(self.named("Y"),))
+        return [*self.products(Y="W"), norm, self.gather("Y", "H"), *self.finish()]
+
+    def backward(self):
+        gathered = self.gather_backward("dH", "dY")
+        halved = self.vertices_backward(lambda d: 0.5 * d, "dY -> dY")
+        return [*self.finish_backward(), gathered, halved, *self.products_backward(Y="W")]
+
+    def halve(self, task):
+        block = task.block(self.named("Y"))
+        np.multiply(block, 0.5, out=block)
+
+
+def test_stages_beside_functions():
+    report = check_gradients(Halved, layers=[1, 2])
+    assert report.ok, str(report)
+    program = own_model(Halved).build(**OPTIONS)
+    assert [stage.covers_ghosts for stage in program.forward[:3]] == [True, True, False]
+    told = inspect.getdoc(model)
+    assert "".join(inspect.getsource(Halved.forward).split()) in "".join(told.split())
+    assert "".join(inspect.getsource(Halved.halve).split()) in "".join(told.split())
+
+
+def test_wide_layers_are_tried_too(gated):
+    """Weights of a trial are of a size that no exponential overflows."""
+    naive = ("return 0.5 + 0.5 * np.tanh(0.5 * x)", "return 1 / (1 + np.exp(-x))")
+    options = OPTIONS | {"n_features": 3000, "hidden": [512, 512, 512]}
+    read_model(str(gated(naive))).attempt(**options)
 
 
 def test_gathers_of_the_layer_before_and_sums_in_place():

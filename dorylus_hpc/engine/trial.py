@@ -298,12 +298,14 @@ def _is_forward(stages: tuple[Stage, ...]) -> bool:
 
 
 def random_weights(program: Program, seed: int = 0) -> dict[str, np.ndarray]:
-    """Draw weights of which none is 0, float64."""
+    """Draw weights of which none is 0, float64, so that products of any width stay of a size."""
     rng = np.random.default_rng(seed)
-    return {
-        spec.name: rng.uniform(0.2, 0.9, spec.shape) * rng.choice([-1.0, 1.0], spec.shape)
-        for spec in program.params
-    }
+    drawn = {}
+    for spec in program.params:
+        size = 2 / np.sqrt(spec.shape[0]) if len(spec.shape) == 2 else 1.0
+        signs = rng.choice([-1.0, 1.0], spec.shape)
+        drawn[spec.name] = size * rng.uniform(0.2, 0.9, spec.shape) * signs
+    return drawn
 
 
 def try_program(program: Program, aggregate: str, n_features: int, *, sparse: bool = False) -> None:

@@ -399,7 +399,10 @@ class Layer(ABC):
         if self.jumps and not self.last:
             hidden = [task.block(name) for name in self._hidden[:i]]
             share = join_backward(task.block("dJ"), task.block("J"), hidden, self.jump)
-            np.copyto(d_h, share) if i == self.n_layers - 1 else np.add(d_h, share, out=d_h)
+            if i == self.n_layers - 1:  # nobody else takes this layer's output
+                d_h[...] = share
+            else:
+                np.add(d_h, share, out=d_h)
         if self.passes_on:
             np.add(d_h, task.block(f"dH{i + 1}"), out=d_h)
         if not self.last:
