@@ -199,7 +199,7 @@ def test_every_dense_task_went_to_a_worker(jobs, three_ranks, name):
     layers = 3 if "--layers" in CASES[name][1] and name != "one layer" else 1 if name == "one layer" else 2
     passes = 2 * layers - ("--task-fusion" not in CASES[name][2])  # of training
     assert account.tasks >= 2 * 3 * EPOCHS * passes // 2
-    assert account.cold_starts >= 1 and account.bytes_sent > account.bytes_received > 0
+    assert account.cold_starts >= 1 and min(account.bytes_sent, account.bytes_received) > 0
     assert jobs.summary(f"{name} cpu")["lambda"]["invocations"] == 0
 
 
