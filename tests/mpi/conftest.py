@@ -11,7 +11,7 @@ job. On one rank nobody waits, and pytest reports as usual. Only rank 0 prints t
 
 Tests take the communicator from the fixture `comm`, never COMM_WORLD. A test that needs more ranks than
 there are asks for them with `@pytest.mark.ranks(3)` and is deselected on fewer. Tests with many cases are
-`spread`: every number of ranks takes a third of the cases, 1 to 3 all of them; DORYLUS_TEST_ALL=1 takes all.
+`spread`: every number of ranks takes a quarter of the cases, 1 to 4 all of them; DORYLUS_TEST_ALL=1 takes all.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _abort(what, text):
 @pytest.hookimpl(trylast=True)  # the reporter is registered by then
 def pytest_configure(config):
     config.addinivalue_line("markers", "ranks(n): needs n ranks or more")
-    config.addinivalue_line("markers", "spread: each case runs with every third number of ranks")
+    config.addinivalue_line("markers", "spread: each case runs with one number of ranks")
     expected = os.environ.get("DORYLUS_TEST_RANKS")
     if expected and int(expected) != WORLD.size:
         raise pytest.UsageError(
@@ -63,7 +63,7 @@ def pytest_collection_modifyitems(config, items):
         wanted = marker is None or marker.args[0] <= WORLD.size
         if item.get_closest_marker("spread") is not None and not os.environ.get("DORYLUS_TEST_ALL"):
             place += 1
-            wanted &= (place + WORLD.size) % 3 == 0
+            wanted &= (place + WORLD.size) % 4 == 0
         (kept if wanted else dropped).append(item)
     if dropped:
         items[:] = kept
