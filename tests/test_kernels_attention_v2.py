@@ -95,7 +95,7 @@ def run(module, case, **more):
     }  # fmt: skip
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(cases())
 def test_agrees_with_its_twin(case):
     got, want = run(ck, case, num_threads=2), run(reference, case.astype(np.float64))
@@ -110,7 +110,7 @@ def test_agrees_with_its_twin(case):
         assert error <= tolerance * max(float(np.linalg.norm(value)), floor), name
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(cases(), st.data())
 def test_threads_instructions_intervals_and_saving_change_no_bit(case, data):
     with dispatch.using("baseline"):

@@ -65,7 +65,7 @@ def gated(tmp_path):
 def test_gradients_of_built_in_models(name):
     program, aggregate = BUILT_IN[name]
     deep = name.rpartition(", ")[2] in DEEP
-    report = check_gradients(program, aggregate=aggregate, layers=[4 if deep else 2], hidden=3 + deep)
+    report = check_gradients(program, aggregate=aggregate, layers=[3 if deep else 2], hidden=3)
     assert report.ok, str(report)
     assert len(report.ways) == 3 and all(len(checks) >= 4 for checks in report.ways.values())
 
