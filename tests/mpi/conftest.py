@@ -11,7 +11,8 @@ job. On one rank nobody waits, and pytest reports as usual. Only rank 0 prints t
 
 Tests take the communicator from the fixture `comm`, never COMM_WORLD. A test that needs more ranks than
 there are asks for them with `@pytest.mark.ranks(3)` and is deselected on fewer. Tests with many cases are
-`spread`: every number of ranks takes a quarter of the cases, 1 to 4 all of them; DORYLUS_TEST_ALL=1 takes all.
+`spread`: every number of ranks takes a quarter of the cases, 1 to 4 all of them; DORYLUS_TEST_ALL=1 takes
+all.
 """
 
 from __future__ import annotations
