@@ -1,10 +1,10 @@
 """What an order of the vertices costs, and what it saves a gather.
 
-    python -m bench.orders [--quick] [--graphs planted rmat ...] [--data FOLDER] [--json FILE]
+    python -m bench.orders [--quick] [--graphs planted rmat ...] [--layout rows] [--data FOLDER] [--json FILE]
 
 Planted communities, R-MAT, uniform random edges and a stencil are generated, all but one in a shuffled
 order; public graphs are read from FOLDER if it is given. Each graph is gathered (sums of neighbour rows,
-float32, the layout that the kernel chooses) as it is and in each order, in turns, so that a busy machine
+float32, in the layout that the kernel chooses or by rows) as it is and in each order, in turns, so that a busy machine
 slows down all of them; times are medians. `ratio` is how many gathers' savings pay for the ordering; it is
 a dash where nothing is saved. METIS, which `vertex_order` does not offer, is here for comparison.
 """
@@ -145,7 +145,9 @@ def make_orders(edges: Edges, repeats: int, metis: bool) -> dict[str, tuple[floa
     return results
 
 
-def gather_seconds(graphs: Mapping[str, Edges], width: int, repeats: int, threads: int) -> dict[str, float]:
+def gather_seconds(
+    graphs: Mapping[str, Edges], width: int, repeats: int, threads: int, layout: str
+) -> dict[str, float]:
     """Median seconds of a gather over each graph, taken in turns, after a first one that warms up."""
     n = next(iter(graphs.values())).n_rows
     x = np.random.default_rng(0).random((n, width), dtype=np.float32)
@@ -154,7 +156,7 @@ def gather_seconds(graphs: Mapping[str, Edges], width: int, repeats: int, thread
     for _ in range(repeats + 1):
         for name, edges in graphs.items():
             call = lambda edges=edges: gather(  # noqa: E731
-                edges.indptr, edges.indices, None, x, out, num_threads=threads, validate=False
+                edges.indptr, edges.indices, None, x, out, layout=layout, num_threads=threads, validate=False
             )
             seconds[name].append(timed(call)[0])
     return {name: statistics.median(times[1:]) for name, times in seconds.items()}
@@ -164,7 +166,8 @@ def measure(edges: Edges, options: argparse.Namespace) -> list[dict[str, Any]]:
     """A row of results for each order of one graph."""
     orders = make_orders(edges, 1 if options.quick else 3, options.metis)
     graphs = {name: renumbered(edges, order) for name, (_, order) in orders.items()}
-    times = {width: gather_seconds(graphs, width, options.repeats, options.threads) for width in WIDTHS}
+    how = options.repeats, options.threads, options.layout
+    times = {width: gather_seconds(graphs, width, *how) for width in WIDTHS}
     chosen = orders["auto"][1]
     rows = []
     for name, (seconds, order) in orders.items():
@@ -200,6 +203,10 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--data", type=Path, metavar="FOLDER", help="where the public graphs are")
     parser.add_argument("--metis", action="store_true", help="METIS too, which takes seconds a graph")
     parser.add_argument("--threads", type=int, default=2, help="of the gather; default: %(default)s")
+    parser.add_argument(
+        "--layout", choices=("auto", "rows"), default="auto",
+        help="of the features: what the kernel chooses, or rows, as in training; default: %(default)s",
+    )  # fmt: skip
     parser.add_argument("--repeats", type=int, help="gathers that count; default: 11, quick: 21")
     parser.add_argument("--json", type=Path, metavar="FILE", help="for the results")
     return parser
