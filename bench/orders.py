@@ -1,12 +1,13 @@
 """What an order of the vertices costs, and what it saves a gather.
 
-    python -m bench.orders [--quick] [--graphs planted rmat ...] [--layout rows] [--data FOLDER] [--json FILE]
+    python -m bench.orders [--quick] [--graphs planted ...] [--layout rows] [--data FOLDER] [--json FILE]
 
 Planted communities, R-MAT, uniform random edges and a stencil are generated, all but one in a shuffled
-order; public graphs are read from FOLDER if it is given. Each graph is gathered (sums of neighbour rows,
-float32, in the layout that the kernel chooses or by rows) as it is and in each order, in turns, so that a busy machine
-slows down all of them; times are medians. `ratio` is how many gathers' savings pay for the ordering; it is
-a dash where nothing is saved. METIS, which `vertex_order` does not offer, is here for comparison.
+order; public graphs are read from FOLDER if it is given. Each graph is gathered (sums of neighbour
+rows, float32, in the layout that the kernel chooses or by rows) as it is and in each order, in turns,
+so that a busy machine slows down all of them; times are medians. `ratio` is how many gathers' savings
+pay for the ordering; it is a dash where nothing is saved. METIS, which `vertex_order` does not offer,
+is here for comparison.
 """
 
 from __future__ import annotations
