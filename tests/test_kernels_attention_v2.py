@@ -110,7 +110,7 @@ def test_agrees_with_its_twin(case):
         assert error <= tolerance * max(float(np.linalg.norm(value)), floor), name
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(cases(), st.data())
 def test_threads_instructions_intervals_and_saving_change_no_bit(case, data):
     with dispatch.using("baseline"):
