@@ -62,7 +62,7 @@ from bench.epoch_systems import (
     run_ours,
     systems_of,
 )
-from bench.launch import Layout, drop_slowing
+from bench.launch import Layout, not_passed_on
 from bench.machine import RESULTS, cores, kernel_surroundings, unwritable, warnings, write_results
 from bench.peer_epoch import LIBRARIES
 from bench.table import unplottable
@@ -458,7 +458,7 @@ def measure_all(options: argparse.Namespace, work: Path, results: dict[str, Any]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; 0 if all systems compute the same."""
     options = parse(argv)
-    for line in [*drop_slowing(), *warnings()]:
+    for line in [*not_passed_on(), *warnings(products=False)]:
         print(f"note: {line}")
     results: dict[str, Any] = {"graphs": {}, "checks": [], "missing": [], "rows": [], "runs": []}
     status = 0

@@ -52,7 +52,8 @@ def train(ranks: int, run_dir: Path, options: Mapping[str, Any], extra: Sequence
     flags = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
     program = ["-m", "dorylus_hpc.train", *flags, "--run-dir", str(run_dir.resolve()), *extra]
     command = [str(ROOT / "mpirun.sh"), "--no-setup", "-n", str(ranks), "python", *program]
-    environment = {**os.environ, "DORYLUS_PYTHON": sys.executable}
+    environment = {name: value for name, value in os.environ.items() if name not in SLOWING}
+    environment |= {"DORYLUS_PYTHON": sys.executable}
     result = subprocess.run(
         command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True
     )
@@ -69,6 +70,6 @@ def epochs_of(run_dir: Path) -> list[dict[str, Any]]:
     return sorted((json.loads(line) for line in lines), key=lambda line: line["epoch"])
 
 
-def drop_slowing() -> list[str]:
-    """Unset what would slow NumPy's products in the runs to come; say what."""
-    return [f"{name} is not passed on" for name in SLOWING if os.environ.pop(name, None) is not None]
+def not_passed_on() -> list[str]:
+    """Tell what of this process's environment runs do not see, because it slows NumPy's products."""
+    return [f"{name} is not passed on" for name in SLOWING if name in os.environ]

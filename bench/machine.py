@@ -63,12 +63,12 @@ def kernel_surroundings() -> dict[str, Any]:
     }
 
 
-def warnings() -> list[str]:
-    """What makes the numbers of this process doubtful."""
+def warnings(*, products: bool = True) -> list[str]:
+    """What makes the numbers of this process doubtful; `products`: it computes NumPy's products itself."""
     found = [
         f"{name}={os.environ[name]} slows NumPy's products: unset it"
         for name in SLOWING
-        if name in os.environ
+        if products and name in os.environ
     ]
     if not _version("threadpoolctl"):
         found.append("threadpoolctl is not installed: NumPy's products use as many threads as they like")

@@ -41,7 +41,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from bench.launch import Layout, drop_slowing, epochs_of, train
+from bench.launch import Layout, epochs_of, not_passed_on, train
 from bench.machine import (
     RESULTS,
     busy_of_others,
@@ -478,7 +478,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; 0 if nothing that must be equal differs."""
     options = parse(argv)
-    for line in [*drop_slowing(), *warnings()]:
+    for line in [*not_passed_on(), *warnings(products=False)]:
         print(f"note: {line}")
     graphs: dict[str, Any] = {}
     wrong: list[str] = []

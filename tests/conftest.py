@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import settings
 
@@ -11,3 +13,14 @@ pytest.register_assert_rewrite("distributed", "graphs", "serverless")
 # The same examples in every run and on every rank, and no deadline: the machine may be busy.
 settings.register_profile("dorylus", deadline=None, derandomize=True, database=None)
 settings.load_profile("dorylus")
+
+
+@pytest.fixture(autouse=True)
+def _environment_is_left_alone():
+    """A variable that a test leaves set, or unset, changes what later tests and their child processes do."""
+    before = dict(os.environ)
+    yield
+    after = dict(os.environ)
+    for variables in (before, after):
+        variables.pop("PYTEST_CURRENT_TEST", None)
+    assert after == before
