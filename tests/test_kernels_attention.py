@@ -69,11 +69,11 @@ def make_case(
 
 
 @st.composite
-def cases(draw):
+def cases(draw, hubs=True):
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     n_rows = draw(st.integers(1, 40))
     heads, width = draw(st.sampled_from(HEADS))
-    big = heads * width <= 64
+    big = hubs and heads * width <= 64
     return make_case(
         rng, n_rows, n_rows + draw(st.integers(0, 9)), heads, width, draw(st.sampled_from(DTYPES)),
         p=draw(st.sampled_from([0.0, 0.0, 0.4, 1e-12, 1 - 1e-12])),
@@ -113,8 +113,17 @@ def distance(got, want):
 
 
 @settings(max_examples=40, deadline=None)
-@given(cases())
+@given(cases(hubs=False))
 def test_agrees_with_its_twin(case):
+    check_against_twin(case)
+
+
+@pytest.mark.parametrize(("heads", "width", "p"), [(1, 4, 0.0), (2, 3, 0.4)])
+def test_pieces_of_a_hub_agree_with_its_twin(heads, width, p):
+    check_against_twin(make_case(np.random.default_rng(1), 3, 5, heads, width, np.float32, p=p, hub=HUB + 1))
+
+
+def check_against_twin(case):
     got, want = run(ck, case, num_threads=2), run(reference, case.astype(np.float64))
     scale = np.linalg.norm(case.d_out) * (1 + np.abs(case.x).max())
     # The twin sums entry after entry, which alone costs it some of float64.
