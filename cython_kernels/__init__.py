@@ -13,7 +13,7 @@ Beside what is listed here, `cython_kernels.ordering` has orders of the vertices
 import os
 
 try:
-    from ._build import build_info
+    from ._build import build_info, end_threads
 except ModuleNotFoundError as error:
     if error.name != f"{__name__}._build":
         raise
@@ -90,3 +90,6 @@ __all__ = [
     "transpose_csr",
     "unpack_rows",
 ]
+
+if hasattr(os, "register_at_fork"):  # so that kernels work in the processes of multiprocessing and os.fork
+    os.register_at_fork(before=end_threads)

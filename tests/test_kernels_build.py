@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +45,35 @@ def test_sources_without_compiled_modules_say_what_to_do(tmp_path):
     last = result.stderr.splitlines()[-1]
     assert last.startswith(f"ImportError: the compiled modules of cython_kernels are missing in {tmp_path}: ")
     assert "pip install -e ." in last and "ModuleNotFoundError" not in result.stderr
+
+
+FORKED = """
+import os
+import numpy as np
+import cython_kernels as ck
+
+x, indptr = np.random.default_rng(0).standard_normal((4096, 32)), np.arange(4097) * 8
+indices = np.random.default_rng(1).integers(0, 4096, indptr[-1]).astype(np.int32)
+before = ck.gather(indptr, indices, None, x, num_threads=2)
+children = [os.fork()]
+after = ck.gather(indptr, indices, None, x, num_threads=2)
+if children[0] == 0:
+    children = [os.fork()]  # and a child of the child
+    after = ck.gather(indptr, indices, None, x, num_threads=3)
+statuses = [os.waitpid(child, 0)[1] for child in children if child]
+os._exit(statuses not in ([], [0]) or not np.array_equal(before, after))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_kernels_work_in_a_forked_process():
+    """Threads of OpenMP are not there in the child, where GNU's runtime would wait for them for ever."""
+    with subprocess.Popen([sys.executable, "-c", FORKED], start_new_session=True) as process:
+        try:
+            assert process.wait(timeout=60) == 0
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            pytest.fail("a kernel does not come back in a forked process")
 
 
 DOCUMENTED = """
