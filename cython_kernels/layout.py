@@ -59,6 +59,10 @@ class Tiles:
 
     def __post_init__(self) -> None:
         """Refuse what is no set of tiles."""
+        self.check()
+
+    def check(self) -> None:
+        """Raise unless these are tiles; every door asks again, as the shape of an array can be set."""
         checks.array("Tiles.array", self.array, (*checks.FLOATS, "uint16"), (None, None, None))
         checks.integer("Tiles.columns", self.columns, 0, 2**31)
         n_tiles, _, width = self.array.shape
@@ -135,6 +139,8 @@ def empty_tiles(n_rows: int, columns: int, dtype: npt.DTypeLike, width: int | No
     """
     n_rows = checks.integer("n_rows", n_rows, 0, 2**62)
     columns = checks.integer("columns", columns, 0, 2**31)
+    if np.dtype(dtype) not in (np.float32, np.float64, np.uint16):
+        raise TypeError(f"dtype must be float32, float64 or uint16, got {np.dtype(dtype)}")
     width = tile_columns(dtype) if width is None else checks.integer("width", width, 1, 2**31)
     return Tiles(empty((math.ceil(columns / width), n_rows, width), dtype), columns)
 
@@ -143,6 +149,7 @@ def _tiles(name: str, value: object) -> Tiles:
     """Require tiles."""
     if not isinstance(value, Tiles):
         raise TypeError(f"{name} must be Tiles, got {checks.describe(value)}")
+    value.check()
     return value
 
 

@@ -31,6 +31,7 @@ def matrix(
     """Require a matrix of either layout and of one of the dtypes; None in `shape` stands for any length."""
     if not isinstance(value, Tiles):
         return checks.array(name, value, dtype, shape, writable=writable)
+    value.check()
     if value.dtype not in [np.dtype(one) for one in dtype]:
         names = " or ".join(dtype)
         raise TypeError(f"{name} must be {names}, got {value.dtype} tiles of shape {value.shape}")

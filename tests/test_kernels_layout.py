@@ -171,6 +171,9 @@ def test_arrays_of_no_shape_are_refused():
         empty((3.0, 4), np.float32)
     with pytest.raises(ValueError, match="n_rows must be at least 0"):
         empty_tiles(-3, 4, np.float32)
+    for dtype in ("S100", np.float16, ">f4"):
+        with pytest.raises(TypeError, match="dtype must be float32, float64 or uint16, got"):
+            empty_tiles(3, 4, dtype)
     with pytest.raises(ValueError, match="columns must be at least 0"):
         empty_tiles(3, -4, np.float32)
 
