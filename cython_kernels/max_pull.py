@@ -107,7 +107,7 @@ def gather_max_pull(
     packed
         [n_cols, 2 f], as `pack_max` made it.
     ids
-        int64 [n_rows]: of the rows, as there.
+        int64 [n_rows]: of the rows, 0 .. 2**31 - 1, as there.
     d_x
         [n_rows, f] of the dtype of `packed`, apart from the inputs; made if None, rows outside `rows` being
         0.
@@ -116,7 +116,7 @@ def gather_max_pull(
     num_threads
         Threads over pieces of the rows; the result does not depend on it.
     validate
-        False skips the check of every entry.
+        False skips the check of every entry and id.
 
     Returns
     -------
@@ -137,6 +137,7 @@ def gather_max_pull(
     if validate:
         checks.monotone(indptr)
         checks.in_range("indices", indices, packed.shape[0], f"there are {packed.shape[0]} source rows")
+        checks.in_range("ids", ids, MAX_COLUMNS, "ids are of 31 bits")
     if d_x is None:
         d_x = np.zeros((n_rows, packed.shape[1] // 2), packed.dtype)
     checks.array("d_x", d_x, packed.dtype, (n_rows, packed.shape[1] // 2), writable=True)

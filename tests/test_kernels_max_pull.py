@@ -89,3 +89,13 @@ def test_what_packing_refuses(change, message):
 def test_packed_rows_have_two_halves():
     with pytest.raises(ValueError, match=r"even number of columns, got shape \(1, 3\)"):
         ck.gather_max_pull(np.array([0, 0]), np.empty(0, np.int32), np.ones((1, 3)), np.array([0]))
+
+
+@pytest.mark.parametrize("bad", [-1, 2**31, 2**32 + 7])
+def test_ids_of_31_bits(bad):
+    """-1 would be given what came from nobody, and 2**32 + 7 what came from 7."""
+    turned, back = np.array([0, 1, 2]), np.zeros(2, np.int32)
+    packed = ck.pack_max(np.array([[-1, 0]], np.int32), np.array([[2.0, 3.0]], np.float32), np.array([7]))
+    assert ck.gather_max_pull(turned, back, packed, np.array([7, 8])).tolist() == [[0, 3], [0, 0]]
+    with pytest.raises(ValueError, match=rf"ids\[1\] = {bad} is outside 0..2147483647"):
+        ck.gather_max_pull(turned, back, packed, np.array([7, bad]))
