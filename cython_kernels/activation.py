@@ -77,7 +77,7 @@ def bias_relu_dropout(
     matrices.same_or_apart("out", result, "z", z)
     checks.apart("out", matrices.as_tiles(result), bias=bias, gids=gids, row_scale=row_scale)
     _activation.bias_relu_dropout(
-        z, bias_or_empty, vertices, scale_or_empty, matrices.as_tiles(result), bool(relu),
+        z, bias_or_empty, vertices, scale_or_empty, matrices.as_tiles(result), checks.flag("relu", relu),
         key.key, key.epoch, key.threshold, key.scale, matrices.streams(result, z),
         dispatch.level(), checks.threads(num_threads),
     )  # fmt: skip

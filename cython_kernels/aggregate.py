@@ -145,6 +145,7 @@ def gather(
     n_rows = _check_matrix(indptr, indices, data, dtype, n_cols, validate)
     start, stop = checks.row_range(rows, n_rows)
     scales = _check_scales(row_scale, source_scale, self_weight, dtype, n_rows, n_cols)
+    mean, accumulate = checks.flag("mean", mean), checks.flag("accumulate", accumulate)
     if out is None and accumulate:
         raise ValueError("accumulate=True adds to out, got out=None")
     result = _check_result(out, dtype, (n_rows, columns))
@@ -162,7 +163,7 @@ def gather(
     ) and n_rows * columns * dtype.itemsize > last_level_cache()
     _aggregate.gather(
         indptr, indices, _values(data, dtype), matrices.as_tiles(x), matrices.as_tiles(result), columns,
-        *scales, bool(mean), bool(accumulate), stream, start, stop, scratch,
+        *scales, mean, accumulate, stream, start, stop, scratch,
         dispatch.level(), checks.threads(num_threads),
     )  # fmt: skip
     return result
@@ -280,6 +281,7 @@ def gather_max_adjoint(
     checks.array("source", source, "int32", d_out.shape)
     n_sources = checks.integer("n_sources", n_sources, 0, MAX_COLUMNS + 1)
     start, stop = checks.row_range(rows, d_out.shape[0])
+    accumulate = checks.flag("accumulate", accumulate)
     if d_x is None and accumulate:
         raise ValueError("accumulate=True adds to d_x, got d_x=None")
     result = checks.output("d_x", d_x, d_out.dtype, (n_sources, d_out.shape[1]))
@@ -290,9 +292,7 @@ def gather_max_adjoint(
             f"source[{row}, {column}] = {source[row, column]} is outside -1..{n_sources - 1} "
             f"(there are {n_sources} source rows)"
         )
-    _aggregate.gather_max_adjoint(
-        source, d_out, result, bool(accumulate), start, stop, checks.threads(num_threads)
-    )
+    _aggregate.gather_max_adjoint(source, d_out, result, accumulate, start, stop, checks.threads(num_threads))
     return result
 
 
@@ -370,6 +370,7 @@ def gather_adjoint(
     row_factors, source_factors, self_weight = _check_scales(
         row_scale, source_scale, self_weight, d_out.dtype, n_rows, n_sources
     )
+    mean, accumulate = checks.flag("mean", mean), checks.flag("accumulate", accumulate)
     if d_x is None and accumulate:
         raise ValueError("accumulate=True adds to d_x, got d_x=None")
     threads = checks.threads(num_threads)
@@ -396,15 +397,15 @@ def gather_adjoint(
     else:
         _aggregate.gather_adjoint(
             indptr, indices, values, d_out, result, row_factors, source_factors, self_weight,
-            bool(mean), bool(accumulate), start, stop, dispatch.level(), threads,
+            mean, accumulate, start, stop, dispatch.level(), threads,
         )  # fmt: skip
         return result
-    factors = bool(mean) or len(row_factors) > 0
+    factors = mean or len(row_factors) > 0
     scratch = _gradient_scratch(*turned[:2], d_out, factors, (start, stop) == (0, n_rows))
     stream = scratch.size > 0 and result.nbytes > last_level_cache()
     _aggregate.gather_transposed(
         indptr, *turned, d_out, result, row_factors, source_factors, self_weight,
-        bool(mean), bool(accumulate), stream, start, stop, scratch, dispatch.level(), threads,
+        mean, accumulate, stream, start, stop, scratch, dispatch.level(), threads,
     )  # fmt: skip
     return result
 
@@ -464,7 +465,7 @@ def _check_scales(
     n_cols: int,
 ) -> tuple[FloatArray, FloatArray, float]:
     """Check the factors around the sum and put them as the loops want them."""
-    self_weight = checks.real("self_weight", self_weight)
+    self_weight = checks.real("self_weight", self_weight, dtype)
     if self_weight != 0 and n_cols < n_rows:
         raise ValueError(f"self_weight needs a source row for each row, got {n_cols} for {n_rows}")
     return (
@@ -491,7 +492,7 @@ def _check_result(out: Matrix | None, dtype: np.dtype[Any], shape: tuple[int, in
 
 def _scratch(layout: str, indptr: IntArray, indices: IntArray, x: Matrix, whole: bool) -> FloatArray:
     """Make a tile for a row-major matrix that is to be read by tiles; an empty array if none is needed."""
-    if layout not in LAYOUTS:
+    if not isinstance(layout, str) or layout not in LAYOUTS:
         raise ValueError(f"layout must be {', '.join(LAYOUTS)}, got {layout!r}")
     none = np.empty((0, 0), x.dtype)
     if isinstance(x, Tiles) or layout == "rows":

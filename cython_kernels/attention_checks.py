@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from . import checks
@@ -46,9 +48,9 @@ def check_entries(indptr: IntArray, indices: IntArray, n_cols: int, what: str) -
     checks.in_range("indices", indices, n_cols, f"there are {n_cols} {what} rows")
 
 
-def check_slope(slope: object) -> float:
+def check_slope(slope: object, dtype: np.dtype[Any]) -> float:
     """Require a slope of the leaky rectifier."""
-    number = checks.real("slope", slope)
+    number = checks.real("slope", slope, dtype)
     if number < 0:
         raise ValueError(f"slope must not be negative, got {number}")
     return number

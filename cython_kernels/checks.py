@@ -18,6 +18,7 @@ Bfloat16Array = npt.NDArray[np.uint16]  # the bits
 StoredArray = npt.NDArray[np.floating[Any] | np.uint16]  # what features and messages may be stored in
 
 FLOATS = ("float32", "float64")
+FLOAT64: np.dtype[Any] = np.dtype(np.float64)
 MOST_THREADS = 64  # unless there are more cores: a thread that the system refuses ends the process
 
 
@@ -146,14 +147,24 @@ def threads(num_threads: object) -> int:
     return min(integer("num_threads", num_threads, 1, 2**31), max(MOST_THREADS, os.cpu_count() or 1))
 
 
-def real(name: str, value: object) -> float:
-    """Require a finite number."""
+def real(name: str, value: object, dtype: np.dtype[Any] = FLOAT64) -> float:
+    """Require a number that is finite, also in the dtype that a loop has it in."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {describe(value)}")
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"{name} must be finite, got {number}")
+    try:
+        number = float(value)
+    except OverflowError:  # of an int or a fraction
+        number = math.inf
+    if not math.isfinite(number) or abs(number) > float(np.finfo(dtype).max):
+        raise ValueError(f"{name} must be finite in {dtype.name}, got {number}")
     return number
+
+
+def flag(name: str, value: object) -> bool:
+    """Require True or False: of anything else ('no', an array) the truth may not be what is meant."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name} must be True or False, got {describe(value)}")
+    return bool(value)
 
 
 def probability(p: object) -> float:

@@ -199,7 +199,7 @@ def attention(
     checks.array("score_target", score_target, x.dtype, (n_rows, heads))
     if validate:
         check_entries(indptr, indices, n_cols, "source")
-    slope = check_slope(slope)
+    slope = check_slope(slope, x.dtype)
     start, stop = checks.row_range(rows, n_rows)
     masks = Masks(p, seed, epoch, layer, source_gids, n_cols, target_gids, n_rows)
     result = checks.output("out", out, x.dtype, (n_rows, x.shape[1]))
@@ -280,7 +280,7 @@ def attention_targets(
     checks.array("d_out", d_out, out.dtype, out.shape, apart_rows=True)
     heads = _check_heads("score_target", score_target, out.dtype, n_rows, columns)
     _check_saved(saved, out.dtype, n_rows, heads, columns)
-    slope = check_slope(slope)
+    slope = check_slope(slope, out.dtype)
     start, stop = checks.row_range(rows, n_rows)
     gradient = checks.output("d_score_target", d_score_target, out.dtype, (n_rows, heads))
     records = checks.output("record", record, out.dtype, (n_rows, RECORD, heads), apart_rows=True)
@@ -379,7 +379,7 @@ def attention_adjoint(
     checks.array("record", record, x.dtype, (n_targets, RECORD, heads), apart_rows=True)
     if validate:
         check_entries(indptr, indices, n_targets, "target")
-    slope = check_slope(slope)
+    slope = check_slope(slope, x.dtype)
     start, stop = checks.row_range(rows, n_sources)
     masks = Masks(p, seed, epoch, layer, source_gids, n_sources, target_gids, n_targets)
     result = checks.output("d_x", d_x, x.dtype, x.shape, apart_rows=True)
@@ -464,7 +464,7 @@ def attention_weights(
     checks.array("score_target", score_target, dtype, (n_rows, heads))
     if validate:
         check_entries(indptr, indices, n_cols, "source")
-    slope = check_slope(slope)
+    slope = check_slope(slope, dtype)
     start, stop = checks.row_range(rows, n_rows)
     masks = Masks(p, seed, epoch, layer, source_gids, n_cols, target_gids, n_rows)
     result = checks.output("out", out, dtype, (len(indices), heads))

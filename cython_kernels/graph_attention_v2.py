@@ -174,7 +174,7 @@ def attention_v2(
     checks.array("right", right, left.dtype, (n_rows, columns), apart_rows=True)
     if validate:
         check_entries(indptr, indices, n_cols, "source")
-    slope = check_slope(slope)
+    slope = check_slope(slope, left.dtype)
     start, stop = checks.row_range(rows, n_rows)
     masks = Masks(p, seed, epoch, layer, source_gids, n_cols, target_gids, n_rows)
     result = checks.output("out", out, left.dtype, (n_rows, columns))
@@ -277,7 +277,7 @@ def attention_v2_targets(
     _check_saved(saved, dtype, n_rows, heads)
     if validate:
         check_entries(indptr, indices, n_cols, "source")
-    slope = check_slope(slope)
+    slope = check_slope(slope, left.dtype)
     start, stop = checks.row_range(rows, n_rows)
     masks = Masks(p, seed, epoch, layer, source_gids, n_cols, target_gids, n_rows)
     gradient = checks.output("d_right", d_right, dtype, shape, apart_rows=True)
@@ -376,7 +376,7 @@ def attention_v2_adjoint(
     checks.array("d_out", d_out, left.dtype, (n_targets, columns), apart_rows=True)
     if validate:
         check_entries(indptr, indices, n_targets, "target")
-    slope = check_slope(slope)
+    slope = check_slope(slope, left.dtype)
     start, stop = checks.row_range(rows, n_sources)
     masks = Masks(p, seed, epoch, layer, source_gids, n_sources, target_gids, n_targets)
     result = checks.output("d_left", d_left, left.dtype, left.shape, apart_rows=True)

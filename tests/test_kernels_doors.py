@@ -9,6 +9,7 @@ import pytest
 
 import cython_kernels as ck
 from cython_kernels import reference
+from cython_kernels.layout import empty_tiles
 
 I32, I64, F32, F64, U16 = np.int32, np.int64, np.float32, np.float64, np.uint16
 LAYOUTS = {"Tiles", "choose_layout", "from_tiles", "to_tiles"}  # tests/test_kernels_layout.py
@@ -518,7 +519,7 @@ def test_a_source_out_of_range(value):
 
 
 @pytest.mark.parametrize("door", ["gather", "gather_max"])
-@pytest.mark.parametrize("layout", ["row", "", None, 1])
+@pytest.mark.parametrize("layout", ["row", "", None, 1, ["rows"], np.array(["rows", "tiles"])])
 def test_layouts_of_gather(door, layout):
     refused(door, ValueError, "layout must be auto, rows, tiles, got", layout=layout)
 
@@ -529,12 +530,50 @@ def test_options_of_gather(door):
         refused(door, ValueError, "rows", rows=rows)
     for rows in (3, "ab", (0, 1, 2), (0.0, 1.0), slice(0, 2)):
         refused(door, TypeError, "rows", rows=rows)
-    for weight in (np.nan, np.inf):
-        refused(door, ValueError, "self_weight must be finite", self_weight=weight)
+    for weight in (np.nan, np.inf, 10**400):
+        refused(door, ValueError, "self_weight must be finite in float64", self_weight=weight)
     for weight in (None, "1", True, 1j, np.ones(1)):
         refused(door, TypeError, "self_weight must be a number", self_weight=weight)
     output = "out" if door == "gather" else "d_x"
     refused(door, ValueError, f"accumulate=True adds to {output}", accumulate=True, **{output: None})
+
+
+FLAGS = [(door, name) for door in ("gather", "gather_adjoint") for name in ("mean", "accumulate")]
+FLAGS += [("gather_max_adjoint", "accumulate"), ("bias_relu_dropout", "relu")]
+
+
+@pytest.mark.parametrize(("door", "name"), FLAGS)
+def test_flags(door, name):
+    """A text is true whatever it says."""
+    for value in ("no", None, 1, np.array([True, False])):
+        refused(door, TypeError, f"{name} must be True or False, got", **{name: value})
+    getattr(ck, door)(**good()[door] | {name: np.True_})
+
+
+def in_float32(args):
+    """The same arguments in the smaller dtype."""
+    narrow = {
+        name: value.astype(F32) if isinstance(value, np.ndarray) and value.dtype == F64 else value
+        for name, value in args.items()
+    }
+    if "saved" in narrow:
+        narrow["saved"] = type(narrow["saved"])(*(array.astype(F32) for array in narrow["saved"]))
+    return narrow
+
+
+@pytest.mark.parametrize(
+    ("door", "name"),
+    [("gather", "self_weight"), ("gather_adjoint", "self_weight")]
+    + [(door, "slope") for door, args in good().items() if "slope" in args],
+)
+def test_numbers_that_are_infinite_in_the_dtype(door, name):
+    """1e39 is finite, but not in the float32 that a loop has it in: it would make NaN of 0."""
+    args = in_float32(good()[door])
+    getattr(ck, door)(**args | {name: 3e38})
+    with pytest.raises(ValueError, match=rf"{name} must be finite in float32, got 1e\+39"):
+        getattr(ck, door)(**args | {name: 1e39})
+    getattr(ck, door)(**good()[door] | {name: 1e39})
+    refused(door, ValueError, f"{name} must be finite in float64, got inf", **{name: 10**400})
 
 
 ATTENTION = ["attention", "attention_weights", "attention_targets", "attention_adjoint"]
@@ -752,6 +791,15 @@ def test_tiles_that_do_not_fit(door, name):
         frozen = ck.to_tiles(args[name])
         frozen.array.flags.writeable = False
         refused(door, ValueError, "out must be writable, got read-only tiles", out=frozen)
+
+
+@pytest.mark.parametrize(("door", "name"), TILED)
+def test_tiles_whose_array_got_another_shape(door, name):
+    """A loop would read and write beyond its end."""
+    value = good()[door][name]
+    tiles = empty_tiles(value.shape[0], 2 * F, value.dtype, F)
+    object.__setattr__(tiles, "array", tiles.array.reshape(1, 2 * value.shape[0], F))
+    refused(door, ValueError, "8 columns do not make 1 tiles of 4", **{name: tiles})
 
 
 def test_tiles_that_overlap_an_input():
