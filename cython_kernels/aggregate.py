@@ -85,10 +85,16 @@ def gather(
     num_threads: int = 1,
     validate: bool = True,
 ) -> Result:
-    """Sum the rows of `x` that each row of a CSR matrix names (formula in `cython_kernels.aggregate`).
+    """Sum the rows of `x` that each row of a CSR matrix names.
 
-    O(nnz f) time. A row with many entries (`hub_degree`) is summed in pieces of that many, which
-    threads share; the others are cut among the threads by their entries, not by their number.
+    Over the entries e of row i, with j = indices[e], ::
+
+        own = self_weight * source_scale[i] * x[i]
+        out[i] = row_scale[i] * (own + sum_e data[e] * source_scale[j] * x[j])
+
+    With `data` alone it is the product of a SciPy matrix and `x`; `x` may be the weights of a layer and the
+    matrix its sparse features. O(nnz f) time. A row of more than 8,192 entries is summed in pieces of that
+    many, which threads share; the others are cut among the threads by their entries, not by their number.
 
     Parameters
     ----------
