@@ -24,8 +24,17 @@ cdef inline uint64_t scrambled(uint64_t key) noexcept nogil:
     return (key ^ (key >> 29)) * <uint64_t>0xBF58476D1CE4E5B9
 
 
+cdef inline uint64_t scrambled_anew(uint64_t key) noexcept nogil:
+    # Another hash of the kind.
+    key = (key + 1) * <uint64_t>0xD6E8FEB86659FD93
+    return (key ^ (key >> 32)) * <uint64_t>0x94D049BB133111EB
+
+
 def asymmetry(const int64_t[::1] indptr, const int32_t[::1] indices):
-    """Sum over all entries of i * h(j) - j * h(i), h a hash: 0 if each entry has its mirror image."""
+    """Sum over all entries of g(i) h(j) - g(j) h(i), g and h hashes: 0 if each entry has its mirror image.
+
+    Both are needed: with g(i) = i, entries (1, 0), (2, 0) and (0, 3) would add up to 0.
+    """
     cdef uint64_t total
     with nogil:
         total = mirror_sum(indptr, indices)
@@ -33,16 +42,16 @@ def asymmetry(const int64_t[::1] indptr, const int32_t[::1] indices):
 
 
 cdef uint64_t mirror_sum(const int64_t[::1] indptr, const int32_t[::1] indices) except? 1 nogil:
-    cdef uint64_t total = 0, hashes, numbers, key
+    cdef uint64_t total = 0, hashes, others, key
     cdef Py_ssize_t i, e
     for i in range(indptr.shape[0] - 1):
         hashes = 0
-        numbers = 0
+        others = 0
         for e in range(indptr[i], indptr[i + 1]):
             key = <uint64_t>indices[e]
-            numbers += key
+            others += scrambled_anew(key)
             hashes += scrambled(key)
-        total += <uint64_t>i * hashes - numbers * scrambled(<uint64_t>i)
+        total += scrambled_anew(<uint64_t>i) * hashes - others * scrambled(<uint64_t>i)
     return total
 
 

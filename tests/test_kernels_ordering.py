@@ -176,6 +176,20 @@ def test_one_entry_more_or_turned_is_not_symmetric():
     assert not ordering.is_symmetric(*csr(500, range(500), [*range(1, 500), 0]))
 
 
+def test_arcs_whose_numbers_add_up_are_not_symmetric():
+    """From 1 and 2 to 0 and from there to 3; small directed graphs of all kinds."""
+    assert not ordering.is_symmetric(*csr(4, [1, 2, 0], [0, 0, 3]))
+    assert not ordering.is_symmetric(*csr(3, [1, 1, 0], [0, 0, 2]))
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(2000):
+        n = int(rng.integers(1, 5))
+        graph = csr(n, *rng.integers(n, size=(2, rng.integers(7))))
+        found.append(reference_ordering.is_symmetric(*graph))
+        assert ordering.is_symmetric(*graph) == found[-1]
+    assert 200 < sum(found) < 1800
+
+
 def test_the_same_twice():
     graph, _ = planted(10, 60, 10, 0.3, 1)
     np.testing.assert_array_equal(ordering.community_order(*graph), ordering.community_order(*graph))
