@@ -220,13 +220,13 @@ cdef int hub(Attention[real_t]* a, Unit* u, Py_ssize_t row, int level, int num_t
 
 
 def targets(
-    real_t[:, ::1] out,
+    const real_t[:, ::1] out,
     const real_t[:, :] d_out,
     const real_t[:, ::1] score_target,
-    real_t[:, ::1] row_max,
-    real_t[:, ::1] row_sum,
-    real_t[:, ::1] negative,
-    real_t[:, ::1] negative_weight,
+    const real_t[:, ::1] row_max,
+    const real_t[:, ::1] row_sum,
+    const real_t[:, ::1] negative,
+    const real_t[:, ::1] negative_weight,
     real_t[:, ::1] d_score_target,
     real_t[:, :, :] record,
     double slope,
@@ -249,11 +249,12 @@ def targets(
     a.weighed = &d_out[0, 0]
     a.weighed_stride = stride(d_out.strides[0], sizeof(real_t))
     a.part_stride = stride(record.strides[0], sizeof(real_t))
-    a.out = &out[0, 0]
-    a.row_max = &row_max[0, 0]
-    a.row_sum = &row_sum[0, 0]
-    a.negative = &negative[0, 0]
-    a.negative_weight = &negative_weight[0, 0]
+    # What forward writes is only read here.
+    a.out = <real_t*>&out[0, 0]
+    a.row_max = <real_t*>&row_max[0, 0]
+    a.row_sum = <real_t*>&row_sum[0, 0]
+    a.negative = <real_t*>&negative[0, 0]
+    a.negative_weight = <real_t*>&negative_weight[0, 0]
     for k in prange(parts, nogil=True, schedule="static", num_threads=num_threads):
         attention_targets(
             level, a, &d_score_target[0, 0], &record[0, 0, 0], start + cut(n, parts, k),

@@ -333,6 +333,28 @@ def test_columns_of_one_matrix_are_apart_if_they_are_different_ones():
     )  # fmt: skip
 
 
+MORE_OUTPUTS = {
+    "attention": {"saved"},
+    "attention_v2": {"saved"},
+    "gather_max": {"source"},
+    "attention_targets": {"record"},
+    "attention_adjoint": {"d_score_source"},
+    "attention_v2_targets": {"d_a", "record"},
+}
+
+
+@pytest.mark.parametrize("door", good())
+def test_read_only_inputs(door):
+    """As those of a memory map are, or what `numpy.broadcast_to` and JAX give out."""
+    args = good()[door]
+    for name, value in args.items():
+        if name != OUTPUT.get(door) and name not in MORE_OUTPUTS.get(door, ()):
+            for array in value if isinstance(value, tuple) and name == "saved" else (value,):
+                if isinstance(array, np.ndarray):
+                    array.setflags(write=False)
+    getattr(ck, door)(**args)
+
+
 @pytest.mark.parametrize(("door", "name"), OUTPUT.items())
 def test_a_read_only_output(door, name):
     value = good()[door][name]
