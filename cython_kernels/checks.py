@@ -19,7 +19,8 @@ StoredArray = npt.NDArray[np.floating[Any] | np.uint16]  # what features and mes
 
 FLOATS = ("float32", "float64")
 FLOAT64: np.dtype[Any] = np.dtype(np.float64)
-MOST_THREADS = 64  # unless there are more cores: a thread that the system refuses ends the process
+# A thread that the system refuses ends the process. Cores are counted once: each count reads a file.
+MOST_THREADS = max(64, os.cpu_count() or 1)
 
 
 def describe(value: object) -> str:
@@ -144,7 +145,7 @@ def integer(name: str, value: object, low: int, high: int) -> int:
 
 def threads(num_threads: object) -> int:
     """Require a positive number of threads; no result depends on it, so an excessive one is cut down."""
-    return min(integer("num_threads", num_threads, 1, 2**31), max(MOST_THREADS, os.cpu_count() or 1))
+    return min(integer("num_threads", num_threads, 1, 2**31), MOST_THREADS)
 
 
 def real(name: str, value: object, dtype: np.dtype[Any] = FLOAT64) -> float:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import numpy as np
 import pytest
 from threadpoolctl import threadpool_info
 
-from dorylus_hpc.engine.executor import Executor
+from dorylus_hpc.engine.executor import Delayed, Executor
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -41,6 +42,41 @@ def test_an_exception_of_a_task_reaches_the_caller(threads: int) -> None:
         executor.start(1, fails)
         with pytest.raises(ZeroDivisionError, match="in a task"):
             executor.wait(10)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_tasks_far_away_begin_when_they_are_due_in_that_order(threads: int) -> None:
+    ran: list[tuple[int, float]] = []
+    delays = [0.08, 0.02, 0.05, 0.0, 0.02, 0.11]
+    with Executor(threads, {"far": 100}) as executor:
+        assert executor.workers == {"cpu": threads, "io": 1, "far": 100}
+        began = time.perf_counter()
+        for number, seconds in enumerate(delays):
+            run = lambda number=number: ran.append((number, time.perf_counter() - began))  # noqa: E731
+            executor.start(number, Delayed(run, seconds), "far")
+        ended = [executor.wait(10) for _ in delays]
+        assert sorted(ended) == list(range(6))
+    assert all(at >= delays[number] for number, at in ran)
+    if threads == 1:
+        assert [number for number, _ in ran] == ended == [3, 1, 4, 2, 0, 5]
+
+
+def test_tasks_far_away_that_are_due_at_once_do_not_wait_for_each_other() -> None:
+    meeting = threading.Barrier(2, timeout=10)
+    with Executor(2, {"far": 2}) as executor:
+        for number in range(2):
+            executor.start(number, Delayed(meeting.wait, 0.01), "far")
+        assert {executor.wait(10), executor.wait(10)} == {0, 1}
+
+
+def test_what_is_not_due_at_the_end_is_dropped_and_errors_are_raised() -> None:
+    ran = []
+    with Executor(1, {"far": 1}) as executor:
+        executor.start(0, Delayed(lambda: ran.append(0), 60.0), "far")
+        executor.start(1, Delayed(lambda: 1 / 0, 0.001), "far")
+        with pytest.raises(ZeroDivisionError):
+            executor.wait(10)
+    assert ran == []
 
 
 def test_blas_has_one_thread_inside_and_its_own_again_outside() -> None:

@@ -227,6 +227,11 @@ class BlockExchange:
         """Whether blocks are still to leave."""
         return bool(self._sends)
 
+    @property
+    def moving(self) -> bool:
+        """Whether blocks are on their way from here, or were announced and are not here yet."""
+        return bool(self._sends or self._receives)
+
     def prepare(self, table: int, block: Block) -> None:
         """Pack the rows of an interval for other ranks, which `send` then only sends; any thread may do it.
 

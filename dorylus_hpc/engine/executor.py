@@ -7,17 +7,27 @@ second pool of threads waits (and spins) beside this one.
 
 from __future__ import annotations
 
+import heapq
 import threading
+import time
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from types import TracebackType
+from typing import NamedTuple
 
 from threadpoolctl import threadpool_limits
 
 from dorylus_hpc.serverless.tasks import DenseTask, Remote
 
 CPU, IO = "cpu", "io"
+
+
+class Delayed(NamedTuple):
+    """A task whose worker is far away: it begins no earlier than so many seconds after it was given."""
+
+    run: Callable[[], object]
+    seconds: float
 
 
 class _Threads:
@@ -62,6 +72,59 @@ class _Threads:
             del job
 
 
+class _Far:
+    """Threads that do each job when its time has come, and those that are due in the order of their times.
+
+    Workers far away are many, the threads few: what all of them compute here would else wake as many threads
+    at once, each of which ends late because all others take their turns.
+    """
+
+    def __init__(self, count: int, name: str) -> None:
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._given, self._closed = 0, False
+        self._changed = threading.Condition()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"{name}_{number}", daemon=True)
+            for number in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, job: Callable[[], None], seconds: float) -> None:
+        """Have a job done after so many seconds."""
+        with self._changed:
+            self._given += 1
+            heapq.heappush(self._due, (time.perf_counter() + seconds, self._given, job))
+            if self._due[0][1] == self._given:  # due before what a thread sleeps for
+                self._changed.notify()
+
+    def close(self) -> None:
+        """Drop what has not begun, and wait for what has."""
+        with self._changed:
+            self._closed = True
+            self._due.clear()
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _next(self) -> Callable[[], None] | None:
+        with self._changed:
+            while not self._closed:
+                left = self._due[0][0] - time.perf_counter() if self._due else None
+                if left is not None and left <= 0:
+                    job = heapq.heappop(self._due)[2]
+                    if self._due:
+                        self._changed.notify()
+                    return job
+                self._changed.wait(left)
+        return None
+
+    def _work(self) -> None:
+        while (job := self._next()) is not None:
+            job()
+            del job  # what it holds is not kept until the next one comes
+
+
 class Executor:
     """Threads for each kind of worker; use as a context manager.
 
@@ -70,9 +133,9 @@ class Executor:
     threads
         At least 1, for the work on this server's cores. The calling thread, which drives the schedule and
         MPI, is not one of them.
-    others
-        Workers of other kinds, by name: threads that mostly wait for somebody far away. There is always one
-        called ``io``, which reads files.
+    far
+        Workers far away, by name, and how many; they take `Delayed` tasks, and compute here, on as many
+        threads as there are for other work.
     remotes
         Workers elsewhere, by name, and how many; they take `DenseTask`.
     """
@@ -80,32 +143,42 @@ class Executor:
     def __init__(
         self,
         threads: int,
-        others: Mapping[str, int] | None = None,
+        far: Mapping[str, int] | None = None,
         remotes: Mapping[str, tuple[Remote, int]] | None = None,
     ) -> None:
         self.threads = threads
-        counts = {CPU: threads, IO: 1, **(others or {})}
+        counts = {CPU: threads, IO: 1}  # a thread reads files
         self._remotes = {name: remote for name, (remote, _) in (remotes or {}).items()}
-        self.workers = counts | {name: count for name, (_, count) in (remotes or {}).items()}
+        self.workers = (
+            counts | dict(far or {}) | {name: count for name, (_, count) in (remotes or {}).items()}
+        )
         self._pools = {name: _Threads(count, name) for name, count in counts.items()}
+        self._far = {name: _Far(threads, name) for name in far or {}}
         self._blas = threadpool_limits(limits=1, user_api="blas")
         self._ended: SimpleQueue[tuple[Hashable, BaseException | None]] = SimpleQueue()
 
-    def start(self, name: Hashable, task: Callable[[], object] | DenseTask, resource: str = CPU) -> None:
+    def start(
+        self, name: Hashable, task: Callable[[], object] | Delayed | DenseTask, resource: str = CPU
+    ) -> None:
         """Give a task to a thread, or elsewhere; `wait` tells its name when it has ended."""
         if isinstance(task, DenseTask):
             self._remotes[resource].submit(task, lambda error: self._ended.put((name, error)))
             return
 
+        work = task.run if isinstance(task, Delayed) else task
+
         def run() -> None:
             try:
-                task()
+                work()
             except BaseException as error:
                 self._ended.put((name, error))
             else:
                 self._ended.put((name, None))
 
-        self._pools[resource].submit(run)
+        if isinstance(task, Delayed):
+            self._far[resource].submit(run, task.seconds)
+        else:
+            self._pools[resource].submit(run)
 
     def background(self, job: Callable[[], None], resource: str) -> Future[None]:
         """Have a job done beside the tasks; `wait` tells nothing of it. It may never begin if this ends."""
@@ -154,6 +227,8 @@ class Executor:
         trace: TracebackType | None,
     ) -> None:
         """End the threads and give BLAS its own back."""
+        for far in self._far.values():
+            far.close()
         for pool in self._pools.values():
             pool.close()
         self._blas.restore_original_limits()

@@ -16,6 +16,7 @@ import numpy as np
 
 from dorylus_hpc.comm.mailbox import Letter, Letters, Mailbox
 from dorylus_hpc.config import TrainConfig
+from dorylus_hpc.engine.executor import Delayed
 from dorylus_hpc.engine.recorder import Account
 from dorylus_hpc.engine.registrar import Registrar, pack_results, unpack_results
 from dorylus_hpc.engine.runner import Runner
@@ -74,7 +75,7 @@ class Evaluations:
             else:
                 self._waiting.append((unit, wanted))
 
-    def task(self, unit: int, number: int, group: int) -> Callable[[], None] | DenseTask:
+    def task(self, unit: int, number: int, group: int) -> Callable[[], None] | Delayed | DenseTask:
         """Make a task."""
         weights = self._weights[number] if number < len(self._weights) else {}  # not all groups need them
         version = f"e{self.versions[number]}" if weights else ""
@@ -310,7 +311,7 @@ class GraphServer:
 
     # What the schedule of the training wants.
 
-    def task(self, unit: int, number: int, group: int) -> Callable[[], None] | DenseTask:
+    def task(self, unit: int, number: int, group: int) -> Callable[[], None] | Delayed | DenseTask:
         """Make a task."""
         weights = self._client.weights(unit)
         bound = self._client.version(unit)

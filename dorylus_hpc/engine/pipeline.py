@@ -15,7 +15,7 @@ from typing import Protocol, cast
 
 from dorylus_hpc.comm.blocks import BlockExchange
 from dorylus_hpc.comm.mailbox import Letter, Mailbox
-from dorylus_hpc.engine.executor import CPU, Executor
+from dorylus_hpc.engine.executor import CPU, Delayed, Executor
 from dorylus_hpc.engine.schedule import (
     Action,
     Bind,
@@ -31,9 +31,10 @@ from dorylus_hpc.engine.wiring import Wiring
 from dorylus_hpc.report.trace import Tracer
 from dorylus_hpc.serverless.tasks import DenseTask
 
-# Seconds between two looks at MPI: while every worker has a task and one more, for looking takes the
-# interpreter and a core from them; else the first and the longest.
-_BUSY = 1e-3
+# Seconds between two looks at MPI. While every worker has a task and one more, looks are few, for they take
+# the interpreter and a core from them: enough to move what is on its way, and fewer if nothing is. Else the
+# first and the longest.
+_MOVING, _BUSY = 1e-3, 4e-3
 _SHORTEST, _LONGEST = 20e-6, 200e-6
 _AT_ONCE = 4  # ends of tasks handled between two looks
 
@@ -41,7 +42,7 @@ _AT_ONCE = 4  # ends of tasks handled between two looks
 class Work(Protocol):
     """What a line's schedule wants done and the loop does not do itself."""
 
-    def task(self, unit: int, number: int, group: int) -> Callable[[], object] | DenseTask:
+    def task(self, unit: int, number: int, group: int) -> Callable[[], object] | Delayed | DenseTask:
         """Make the task of a unit, a round and a group."""
 
     def bind(self, unit: int, number: int, least: int) -> bool | None:
@@ -80,6 +81,8 @@ class Line:
         Whether its tasks are not to wait for idle workers.
     expects
         Whether blocks may be taken now; until then they wait with MPI.
+    receives
+        Whether any block comes from another rank.
     """
 
     def __init__(self, wiring: Wiring, exchange: BlockExchange, *, first: bool) -> None:
@@ -93,15 +96,11 @@ class Line:
             way: {block: number for number, block in enumerate(blocks)}
             for way, blocks in wiring.blocks.items()
         }
+        self.receives = any(self._numbers.values())
         self._before = [0] * len(wiring.tables)  # rounds of earlier schedules, by table
         self._during = [0] * len(wiring.tables)  # rounds of the present one
         self._early: list[tuple[int, tuple[int, int], int]] = []
         self._era = 0
-
-    @property
-    def receives(self) -> bool:
-        """Whether any block comes from another rank."""
-        return any(self._numbers.values())
 
     def begin(self, schedule: Schedule, kind: str, n_rounds: int, work: Work) -> list[Action]:
         """Start a schedule whose rounds are all of one kind."""
@@ -187,6 +186,7 @@ class Loop:
         self._actions: deque[tuple[Line, Action]] = deque()
         self._sends: deque[tuple[Line, Send]] = deque()
         self._running: Counter[str] = Counter()
+        self._n_running = 0
         self._acting = False
         self._observer: Callable[[int], None] | None = None
 
@@ -240,7 +240,7 @@ class Loop:
         listens = letters or any(line.receives for line in self._lines)
         pause = _SHORTEST
         while not until():
-            busy = bool(self._running.total())
+            busy = self._n_running > 0
             self._note_idleness(busy)
             happened = 0
             if self._mailbox is not None and not letters:
@@ -255,8 +255,8 @@ class Loop:
             if not came and not happened and not busy:
                 time.sleep(pause)
             if self._running[CPU] > self._executor.threads:
-                pause = _BUSY
-            elif came or happened or pause == _BUSY:
+                pause = _MOVING if self._moves() else _BUSY
+            elif came or happened or pause >= _MOVING:
                 pause = _SHORTEST
             else:
                 pause = min(1.5 * pause, _LONGEST)
@@ -271,6 +271,12 @@ class Loop:
             if not self._take_messages():
                 time.sleep(pause)
                 pause = min(1.5 * pause, _LONGEST)
+
+    def _moves(self) -> bool:
+        """Whether anything is on its way that this rank knows of."""
+        return any(line.exchange.moving for line in self._lines) or (
+            self._mailbox is not None and self._mailbox.sending
+        )
 
     def _note_idleness(self, busy: bool) -> None:
         """Account for the time in which no task ran."""
@@ -293,6 +299,7 @@ class Loop:
         while ended is not None:
             line, unit, resource = cast("tuple[Line, int, str]", ended)
             self._running[resource] -= 1
+            self._n_running -= 1
             elsewhere += line.first and resource != CPU
             assert line.schedule is not None
             self.do(line, line.schedule.task_done(unit))
@@ -354,6 +361,7 @@ class Loop:
         assert line.schedule is not None and line.work is not None
         resource = line.schedule.group(action.round, action.group).resource
         self._running[resource] += 1
+        self._n_running += 1
         task = line.work.task(action.unit, action.round, action.group)
         self._executor.start((line, action.unit, resource), task, resource)
 

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from heapq import heappop, heappush
 from threading import Lock
 
 import numpy as np
@@ -20,7 +21,7 @@ import numpy as np
 from dorylus_hpc.comm.blocks import BlockExchange, Channel, cut_plan
 from dorylus_hpc.comm.failure import together
 from dorylus_hpc.engine.dense_tasks import DenseTasks, Offload
-from dorylus_hpc.engine.executor import CPU, Executor, lane_name
+from dorylus_hpc.engine.executor import CPU, Delayed, Executor, lane_name
 from dorylus_hpc.engine.intervals import cut_intervals
 from dorylus_hpc.engine.loading import LoadedGraph
 from dorylus_hpc.engine.pipeline import Line, Loop, Work
@@ -173,6 +174,7 @@ class Runner:
         width = tally_width(program.tensors[program.logits].width, several=self._objective.several)
         self._tally_shape = (len(SETS), width)
         self._experiment = experiment or Experiment()
+        self._far = _Numbers()
         self.intervals = {
             part.index: cut_intervals(part.in_edges.indptr, intervals) or ((0, 0),) for part in graph.parts
         }
@@ -318,7 +320,7 @@ class Runner:
         weights: Mapping[str, np.ndarray],
         epoch: int,
         version: str = "",
-    ) -> Callable[[], None] | DenseTask:
+    ) -> Callable[[], None] | Delayed | DenseTask:
         """Make the task of a unit and a group of stages; equal versions mean equal weights."""
         place = self._wiring.topology.units[unit]
         tensors = self._evaluated if kind == "evaluate" else self.tensors
@@ -347,16 +349,19 @@ class Runner:
                 version=version,
                 finish=partial(self._finish, self._wiring.stages[kind][group][0], task, key, ends),
             )
-        return partial(
+        factor = self._experiment.factor(epoch, unit, group) if self._straggles else 1.0
+        far = self._wiring.groups[kind][group].resource == DENSE
+        run = partial(
             self._run,
             self._wiring.stages[kind][group],
             task,
             key,
-            delay=self._experiment.dense_delay if self._wiring.groups[kind][group].resource == DENSE else 0.0,
-            factor=self._experiment.factor(epoch, unit, group) if self._straggles else 1.0,
+            far=(self._far.take(), time.perf_counter()) if far else None,
+            factor=factor,
             ends=ends,
             sends=self._sends(kind, unit, group),
         )
+        return Delayed(run, factor * self._experiment.dense_delay) if far else run
 
     def _sends(self, kind: str, unit: int, group: int) -> int | None:
         """Return the table whose rows leave this rank when a unit has done a group of stages."""
@@ -460,25 +465,29 @@ class Runner:
         task: Task,
         key: tuple[bool, int, int, int],
         *,
-        delay: float,
+        far: tuple[int, float] | None,
         factor: float,
         ends: bool,
         sends: int | None,
     ) -> None:
-        """Run stages one after the other, on a thread of the executor, and pack what is to be sent."""
+        """Run stages one after the other, on a thread of the executor, and pack what is to be sent.
+
+        `far`: the number of the worker far away that is said to do it, and when it was given to that.
+        """
         evaluates, number, part, interval = key
-        times = [time.perf_counter()]
-        if delay:
-            time.sleep(delay)
+        now = time.perf_counter()
+        times = [far[1] if far else now]
         for stage in stages:
             assert stage.run is not None
             stage.run(task)
             times.append(time.perf_counter())
         found = self._found(task, None) if ends else None
         if factor > 1.0:
-            time.sleep((factor - 1.0) * (time.perf_counter() - times[0]))
+            time.sleep((factor - 1.0) * (time.perf_counter() - now))
         times[-1] = time.perf_counter()
-        lane = self._tracer.lane(lane_name())
+        lane = self._tracer.lane(lane_name() if far is None else f"{DENSE}_{far[0]}")
+        if far is not None:
+            self._far.free(far[0])
         if sends is not None:
             self._pack(sends, task, key, lane)
         for stage, begin, end in zip(stages, times[:-1], times[1:], strict=True):
@@ -554,6 +563,28 @@ def _scores(logits: np.ndarray, labels: np.ndarray, split: np.ndarray) -> list[n
     return [score[(split == member) & (labels == one)] for member in SETS for one in (0, 1)]
 
 
+class _Numbers:
+    """The smallest numbers that are free, from 0."""
+
+    def __init__(self) -> None:
+        self._freed: list[int] = []
+        self._next = 0
+        self._lock = Lock()
+
+    def take(self) -> int:
+        """Take the smallest that is free."""
+        with self._lock:
+            if self._freed:
+                return heappop(self._freed)
+            self._next += 1
+            return self._next - 1
+
+    def free(self, number: int) -> None:
+        """Give one back."""
+        with self._lock:
+            heappush(self._freed, number)
+
+
 class GivenWeights:
     """One round with weights that are there."""
 
@@ -561,7 +592,7 @@ class GivenWeights:
         self.results: dict[int, Results] = {}
         self._runner, self._kind, self._weights, self._epoch = runner, kind, weights, epoch
 
-    def task(self, unit: int, number: int, group: int) -> Callable[[], None] | DenseTask:
+    def task(self, unit: int, number: int, group: int) -> Callable[[], None] | Delayed | DenseTask:
         """Make a task."""
         return self._runner.task(self._kind, unit, number, group, self._weights, self._epoch)
 

@@ -349,8 +349,8 @@ def _executor(plan: Plan, backend: LambdaBackend | None) -> Executor:
         return Executor(config.threads, remotes={DENSE: (backend.controller, backend.workers)})
     parts = len(plan.placement.hosted(plan.roles.rank)) if plan.roles.is_graph_server else 1
     # Workers far away are as many as could ever have a task.
-    others = {DENSE: 2 * parts * (config.intervals + 1)} if config.dense_delay else {}
-    return Executor(config.threads, others)
+    far = {DENSE: 2 * parts * (config.intervals + 1)} if config.dense_delay else {}
+    return Executor(config.threads, far)
 
 
 def _host(servers: Intracomm, plan: Plan, folder: Path, executor: Executor, tracer: Tracer) -> Hosted:
