@@ -79,7 +79,9 @@ class TrainConfig:
     negative_slope: float = _option(0.2, "gat: slope of LeakyReLU below zero", check=_NOT_NEGATIVE)
     attention_dropout: float = _option(0.0, "gat: dropout on the weights of edges", check=_PROBABILITY)
     norm: str = _option(
-        "none", "gcn, sage, gin: hidden layers have a layer norm before ReLU", choices=("none", "layer")
+        "none",
+        "gcn, sage, gin: hidden layers have a layer norm before ReLU, or a batch norm over all vertices",
+        choices=("none", "layer", "batch"),
     )
     residual: str = _option("off", "gcn, sage, gin: hidden layers add their input", choices=_SWITCH)
     jumping: str = _option(
@@ -251,7 +253,14 @@ class TrainConfig:
                 other = "a --model-file" if self.model_file else self.model
                 raise InputError(f"{_flag(name)} is for --model gcn, sage and gin, not for {other}")
         if self.norm != "none" and self.l2_normalise == "on":
-            raise InputError("--norm layer and --l2-normalise on are two norms of the same rows: give one")
+            raise InputError(
+                f"--norm {self.norm} and --l2-normalise on are two norms of the same rows: give one"
+            )
+        if self.norm == "batch" and self.mode == "async":
+            raise InputError(
+                "--norm batch is for --mode pipe or nopipe: its means and variances are those of all "
+                "vertices in one epoch, so that no interval can be ahead; --norm layer is of each row alone"
+            )
         if self.model == "gatv2" and self.mode == "async":
             raise InputError(
                 "--model gatv2 is for --mode pipe or nopipe: its backward reads rows of its forward"

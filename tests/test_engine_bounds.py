@@ -247,7 +247,7 @@ def test_work_of_ghosts_counts_where_it_is_done() -> None:
 @pytest.mark.parametrize("mode", ["nopipe", "pipe", "async"])
 def test_no_run_beats_the_bound(mode: str) -> None:
     for seed in SEEDS:
-        cluster = random_cluster(seed, mode=mode, stops=0.0)  # type: ignore[arg-type]
+        cluster = random_cluster(seed, mode=mode, stops=0.0, reduces=0.5)  # type: ignore[arg-type]
         of = drawn(seed, cluster)
         for message in (0.0, 0.5):
             least = run_bound(cluster, of, message_seconds=message)
@@ -261,7 +261,7 @@ def test_no_run_beats_the_bound(mode: str) -> None:
 
 def test_pipe_reaches_the_path_where_workers_are_for_all() -> None:
     for seed in SEEDS:
-        cluster = replace(random_cluster(seed, mode="pipe"), workers=UNLIMITED)
+        cluster = replace(random_cluster(seed, mode="pipe", reduces=0.5), workers=UNLIMITED)
         of = drawn(seed, cluster)
         assert run(cluster, of, seed=seed) == pytest.approx(run_bound(cluster, of), rel=NEAR), seed
 

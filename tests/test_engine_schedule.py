@@ -20,6 +20,7 @@ from dorylus_hpc.engine.schedule import (
     Table,
     Topology,
     Unit,
+    _entries_read,
     idle_workers_with_work,
 )
 from dorylus_hpc.engine.simulator import Cluster, Violation, simulate
@@ -70,6 +71,13 @@ def test_promises_hold_while_workers_come_and_go(mode: str) -> None:
         check(seed, mode=mode, resizes=1.0)
 
 
+@pytest.mark.parametrize("mode", ["nopipe", "pipe"])
+def test_promises_hold_with_sums_over_all_intervals(mode: str) -> None:
+    """Every unit of every server has written its sums before any reads them: the data plane looks."""
+    for seed in range(120):
+        check(seed, mode=mode, reduces=1.0, resizes=0.5)
+
+
 def test_a_seed_replays() -> None:
     first, second = (simulate(random_cluster(7), seed=7) for _ in range(2))
     assert first == second
@@ -96,6 +104,18 @@ def test_rows_one_round_too_old_are_caught(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(Schedule, "_needed", lambda self, number: original(self, number) - 1)
     assert caught(mode="pipe")
     assert caught(mode="async")
+
+
+def test_sums_that_are_not_all_waited_for_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not caught(mode="pipe", reduces=1.0)
+    original = _entries_read
+
+    def all_but_one(topology: Topology, table: Table) -> list[tuple[int, ...]]:
+        found = original(topology, table)
+        return [entries[:-1] or entries for entries in found] if table.direction == "all" else found
+
+    monkeypatch.setattr("dorylus_hpc.engine.schedule._entries_read", all_but_one)
+    assert caught(mode="pipe", reduces=1.0)
 
 
 def test_weights_one_version_too_old_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,11 @@ CASES = {
         ["--layers", 4, "--norm", "layer", "--residual", "on", "--jumping", "max", "--optimizer", "sgd"],
         [],
     ),
+    "batch norm": (
+        "dense",
+        ["--model", "gin", "--layers", 3, "--hidden", 6, "--norm", "batch", "--optimizer", "sgd"],
+        [],
+    ),
     "gat": ("dense", ["--model", "gat", "--hidden", 4, "--heads", 3, "--output-heads", 2], []),
     "gatv2": ("dense", ["--model", "gatv2", "--hidden", 4, "--heads", 2], ["--stream-rows", 16]),
     "own layer": ("dense", ["--model-file", "gatedsum.py", "--layers", 3, "--input-dropout", 0.2], []),

@@ -32,6 +32,10 @@ MODELS = {
     "mean, normed, joined": partial(sage_program, norm="layer", jumping="cat"),
     "max, normed, joined": partial(sage_program, aggregator="max", pool=5, norm="layer", jumping="cat"),
     "gin, normed, joined": partial(gin_program, inner=5, norm="layer", jumping="cat"),
+    "gcn, batch norm": partial(gcn_program, norm="batch", residual=True, jumping="cat"),
+    "mean, batch norm": partial(sage_program, norm="batch"),
+    "max, batch norm": partial(sage_program, aggregator="max", pool=5, norm="batch", residual=True),
+    "gin, batch norm": partial(gin_program, inner=5, norm="batch"),
     "gat": partial(gat_program, heads=2, output_heads=3),
     "gatv2": partial(gat_program, heads=2, output_heads=3, second=True),
 }
@@ -224,7 +228,8 @@ def random_part(rng, n, f, classes):
 
 def tensors_of(model, part, n):
     tensors = {
-        name: np.zeros((n, tensor.width), tensor.dtype or float) for name, tensor in model.tensors.items()
+        name: np.zeros((1 if tensor.sums else n, tensor.width), tensor.dtype or float)
+        for name, tensor in model.tensors.items()
     }
     tensors["X"] = part.features.x
     if model.drops_input:

@@ -1,12 +1,14 @@
-"""The oracle of layer norms, residuals and jumping knowledge, by finite differences and by its parts."""
+"""The oracle of norms, residuals and jumping knowledge, by finite differences and by its parts."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy import sparse
 
-from dorylus_hpc.nn.oracle import GcnOracle, OracleSettings
+from dorylus_hpc.nn.oracle import GcnOracle, OracleSettings, propagation_matrix, train_oracle
 from dorylus_hpc.nn.oracle_deep import DeepOracle
 from dorylus_hpc.nn.oracle_gin import GinOracle
 from dorylus_hpc.nn.oracle_sage import sage_oracle
@@ -30,7 +32,7 @@ def moved(params, seed=4):
     ]
 
 
-@pytest.mark.parametrize("norm", ["none", "layer"])
+@pytest.mark.parametrize("norm", ["none", "layer", "batch"])
 @pytest.mark.parametrize("residual", ["off", "on"])
 @pytest.mark.parametrize("jumping", ["none", "cat", "max"])
 @pytest.mark.parametrize("model", ["gcn", "sage", "gin"])
@@ -43,8 +45,10 @@ def test_gradients_by_finite_differences(model, norm, residual, jumping):
     params = moved(oracle.start(F, CLASSES))
     _, gradients = oracle.loss_and_gradients(x, labels, train, params, 3)
     for layer, (tensors, found) in enumerate(zip(params, gradients, strict=True)):
-        for tensor, gradient in zip(tensors, found, strict=True):
+        for place, (tensor, gradient) in enumerate(zip(tensors, found, strict=True)):
             assert tensor.shape == gradient.shape
+            if place in oracle.averaged(layer + 1):
+                continue
             want = np.zeros_like(tensor)
             for at in np.ndindex(tensor.shape):
                 kept, losses = tensor[at], []
@@ -54,6 +58,30 @@ def test_gradients_by_finite_differences(model, norm, residual, jumping):
                 tensor[at] = kept
                 want[at] = (losses[0] - losses[1]) / 2e-6
             np.testing.assert_allclose(gradient, want, rtol=1e-5, atol=1e-8, err_msg=f"layer {layer + 1}")
+
+
+def test_running_averages_by_hand():
+    """One hidden layer: what is normed is P X W, whatever the epoch before has made of the norm."""
+    adjacency, x, labels, train = data()
+    split = np.where(train, 1, 2).astype(np.uint8)
+    settings = OracleSettings(
+        hidden=4, dropout=0.4, input_dropout=0.0, norm="batch", epochs=3, lr=0.1, optimizer="sgd"
+    )
+    p = propagation_matrix(adjacency)
+    mean, variance = np.zeros(4), np.ones(4)
+    for epochs in range(4):
+        result = train_oracle(
+            adjacency, x, labels, split, CLASSES, replace(settings, epochs=epochs),
+            lambda given, settings: DeepOracle(given, settings, "gcn"),
+        )  # fmt: skip
+        w, g, s, found_mean, found_variance = result.params[0]
+        np.testing.assert_allclose(found_mean, mean, rtol=1e-12, atol=1e-14)
+        np.testing.assert_allclose(found_variance, variance, rtol=1e-12)
+        hidden = np.maximum((p @ x @ w - mean) / np.sqrt(variance + 1e-5) * g + s, 0)
+        w2, b2 = result.params[1]
+        np.testing.assert_allclose(result.logits, p @ hidden @ w2 + b2, rtol=1e-10, atol=1e-13)
+        z = p @ x @ w
+        mean, variance = 0.9 * mean + 0.1 * z.mean(axis=0), 0.9 * variance + 0.1 * np.var(z, axis=0, ddof=1)
 
 
 @pytest.mark.parametrize("model", ["gcn", "sage", "gin"])

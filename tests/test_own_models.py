@@ -25,6 +25,7 @@ from dorylus_hpc.nn.sage import sage_program
 DEEP = {
     "cat": {"norm": "layer", "residual": True, "jumping": "cat"},
     "max": {"norm": "layer", "residual": True, "jumping": "max"},
+    "batch": {"norm": "batch", "residual": True, "jumping": "cat"},
 }
 BUILT_IN = {
     "gcn": (gcn_program, "gcn"),
@@ -43,6 +44,7 @@ BUILT_IN = {
         )
         for more, options in DEEP.items()
     },
+    "sage max, batch": (partial(sage_program, aggregator="max", pool=3, norm="batch"), "max"),
     "sage max, all": (partial(sage_program, aggregator="max", pool=3, **DEEP["cat"]), "max"),
     "gat": (partial(gat_program, heads=2, output_heads=3, attention_dropout=0.3), "attention"),
 }

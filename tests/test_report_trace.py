@@ -13,7 +13,7 @@ import pytest
 
 from dorylus_hpc.report.trace import KINDS, Tracer, overlap, write_trace
 
-GRAPH, DENSE = {"GA", "dGA", "AE", "dAE"}, {"AV", "dAV"}
+GRAPH, DENSE = {"GA", "dGA", "AE", "dAE", "RD"}, {"AV", "dAV"}
 ORIGIN = 50.0
 FIGURES = "graph dense messages any graph_and_dense graph_and_messages dense_and_messages all_three fraction"
 NOTHING = dict.fromkeys(FIGURES.split(), 0.0)

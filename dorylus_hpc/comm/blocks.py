@@ -113,6 +113,39 @@ def cut_plan(plan: HaloPlan, cuts: Cuts) -> BlockPlan:
     return BlockPlan(plan.n_own, incoming, dict(outgoing), dict(copies))
 
 
+def sums_plan(hosts: Mapping[int, int], rank: int, cuts: Cuts) -> BlockPlan:
+    """Return who sends what where every rank needs a row of each interval of the graph.
+
+    Parameters
+    ----------
+    hosts
+        The rank that hosts each part.
+    rank
+        This one.
+    cuts
+        The intervals of every part.
+
+    Returns
+    -------
+    BlockPlan
+        Of an array with these rows in the order of parts and intervals, which all parts hosted here share: it
+        has no ghosts behind the rows, and there is nothing to copy.
+    """
+    mine = sorted(part for part, host in hosts.items() if host == rank)
+    others = sorted({*hosts.values()} - {rank})
+    incoming: dict[Block, Received] = {}
+    outgoing: dict[Block, list[tuple[int, np.ndarray]]] = {}
+    blocks = [(part, interval) for part in sorted(cuts) for interval in range(len(cuts[part]))]
+    for row, block in enumerate(blocks):
+        if hosts[block[0]] == rank:
+            lids = np.array([row], np.int32)
+            outgoing[block] = [(other, lids) for other in others]
+        else:
+            delivery = Delivery(mine[0], (row, row + 1), None)
+            incoming[block] = Received(hosts[block[0]], 1, (delivery,))
+    return BlockPlan(dict.fromkeys(mine, 0), incoming, outgoing if others else {}, {})
+
+
 def _pieces(lids: np.ndarray, cuts: Sequence[tuple[int, int]]) -> Iterable[tuple[int, tuple[int, int]]]:
     """Find which places of a sorted list lie in each interval; skip intervals without any."""
     bounds = np.searchsorted(lids, [start for start, _ in cuts] + [cuts[-1][1] if cuts else 0])
@@ -211,7 +244,7 @@ class BlockExchange:
         self._sends: list[tuple[Request, np.ndarray]] = []
         self._receives: list[_Receive] = []
         self._packed: dict[tuple[int, Block], list[np.ndarray]] = {}
-        self._spare: defaultdict[tuple[int, int], list[np.ndarray]] = defaultdict(list)
+        self._spare: defaultdict[tuple[int, int, str], list[np.ndarray]] = defaultdict(list)
         self._kept: dict[tuple[int, Block], deque[tuple[int, list[np.ndarray]]]] = defaultdict(deque)
         self._came: defaultdict[tuple[int, Block], int] = defaultdict(int)
         self._sent_to: Counter[int] = Counter()
@@ -371,7 +404,7 @@ class BlockExchange:
 
     def _recycle(self, buffers: Iterable[np.ndarray]) -> None:
         for buffer in buffers:
-            self._spare[buffer.shape[0], buffer.shape[1]].append(buffer)
+            self._spare[buffer.shape[0], buffer.shape[1], buffer.dtype.char].append(buffer)
 
     def _pack(self, rows: np.ndarray, lids: np.ndarray) -> np.ndarray:
         buffer = self._buffer(len(lids), rows)
@@ -381,7 +414,7 @@ class BlockExchange:
     def _buffer(self, n_rows: int, like: np.ndarray) -> np.ndarray:
         """Reuse a buffer of this shape, or make one: the first rounds make all that are ever needed."""
         try:  # another thread may take the last one
-            return self._spare[n_rows, like.shape[1]].pop()
+            return self._spare[n_rows, like.shape[1], like.dtype.char].pop()
         except IndexError:
             return np.empty((n_rows, like.shape[1]), like.dtype)
 

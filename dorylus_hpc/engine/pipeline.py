@@ -172,12 +172,12 @@ class Loop:
     Attributes
     ----------
     seconds : dict
-        ``SC`` and ``dSC``: packing, sending and placing rows, those of evaluations in ``eval``; ``wait``: no
-        task ran here.
+        ``SC``, ``dSC``, ``RD``: packing, sending and placing rows, those of evaluations in ``eval``;
+        ``wait``: no task ran here.
     """
 
     def __init__(self, executor: Executor, lines: Sequence[Line], tracer: Tracer) -> None:
-        self.seconds = {"SC": 0.0, "dSC": 0.0, "eval": 0.0, "wait": 0.0}
+        self.seconds = {"SC": 0.0, "dSC": 0.0, "RD": 0.0, "eval": 0.0, "wait": 0.0}
         self._tracer = tracer
         self._idle_since: float | None = None
         self._executor, self._lines = executor, lines
@@ -390,7 +390,7 @@ class Loop:
     def _note(self, line: Line, table: int, began: float, number: int, place: tuple[int, int]) -> None:
         """Account for packing or placing the rows of a part's interval, of a round counted from 1."""
         one, now = line.wiring.tables[table], time.perf_counter()
-        kind = "SC" if one.direction == "in" else "dSC"
+        kind = one.kind
         self.seconds[kind if line.first else "eval"] += now - began
         assert line.schedule is not None
         self._tracer.task(

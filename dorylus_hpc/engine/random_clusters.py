@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dorylus_hpc.engine.schedule import Direction, Group, Mode, Round, Table, Topology, Unit
 from dorylus_hpc.engine.simulator import Cluster
 
 DIRECTIONS: tuple[Direction, ...] = ("in", "out")
+Routes = dict[Direction, list[list[tuple[int, int]]]]
 
 
 def random_cluster(
@@ -19,6 +21,7 @@ def random_cluster(
     epochs: int | None = None,
     stops: float = 0.3,
     resizes: float = 0.0,
+    reduces: float = 0.0,
 ) -> Cluster:
     """Draw servers, parts, intervals, who reads whom, depth, workers and rounds.
 
@@ -32,6 +35,8 @@ def random_cluster(
         Share of asynchronous runs that are told to stop at some time.
     resizes
         Share of runs in which numbers of workers change now and then; all else is drawn as without.
+    reduces
+        Share of runs in an exact mode whose epochs have sums over all intervals; all else is as without.
 
     Returns
     -------
@@ -53,6 +58,9 @@ def random_cluster(
         rounds.append(Round("train", epoch))
         if evaluates and rng.random() < 0.7:
             rounds.append(Round("evaluate", epoch, trains=False))
+    if chosen != "async" and random.Random(f"reduces of {seed}").random() < reduces:
+        tables, groups = _with_sums(random.Random(f"sums of {seed}"), tables, groups)
+        topologies, routes = _reading_all(topologies, routes)
     return Cluster(
         topologies=topologies,
         routes=routes,
@@ -122,6 +130,51 @@ def _program(
     return tuple(tables), {"train": (*chain, *backward), "evaluate": evaluate}
 
 
+def _with_sums(
+    rng: random.Random, tables: Sequence[Table], groups: dict[str, tuple[Group, ...]]
+) -> tuple[tuple[Table, ...], dict[str, tuple[Group, ...]]]:
+    """Let some groups of an epoch write sums, and others behind them read those; evaluations have none."""
+    made, chain = list(tables), list[Group]()
+    for group in groups["train"]:
+        chain.append(group)
+        if group.covers_ghosts or rng.random() < 0.3:
+            continue
+        number = len(made)
+        made.append(Table(f"B{number}", "all", exchanged=True))
+        chain[-1] = replace(group, writes=number)
+        chain.append(Group(f"RD{number}", reads=number, writes=group.writes, weights=rng.random() < 0.5))
+    return tuple(made), {**groups, "train": tuple(chain)}
+
+
+def _reading_all(
+    topologies: Sequence[Topology], routes: Sequence[Routes]
+) -> tuple[list[Topology], list[Routes]]:
+    """Add the direction in which everyone reads a row of every interval."""
+    owners = [
+        (server, unit)
+        for server, one in enumerate(topologies)
+        for unit, what in enumerate(one.units)
+        if what.interval >= 0
+    ]
+    made, ways = [], [{**of, "all": [list[tuple[int, int]]() for _ in of["in"]]} for of in routes]
+    for server, one in enumerate(topologies):
+        mine = [unit for owner, unit in owners if owner == server]
+        others = [owner for owner in owners if owner[0] != server]
+        units = range(len(one.units))
+        made.append(
+            replace(
+                one,
+                reads={**one.reads, "all": [tuple(unit for unit in mine if unit != own) for own in units]},
+                blocks={**one.blocks, "all": len(others)},
+                ghost_reads={**one.ghost_reads, "all": [tuple(range(len(others)))] * len(units)},
+                sends={**one.sends, "all": [unit in mine and len(topologies) > 1 for unit in units]},
+            )
+        )
+        for block, (owner, unit) in enumerate(others):
+            ways[owner]["all"][unit].append((server, block))
+    return made, ways
+
+
 def _gather(name: str, table: int, *, split: bool) -> list[Group]:
     if split:
         return [Group(f"GA{name}", reads=table), Group(f"AV{name}", "dense", weights=True)]
@@ -141,9 +194,7 @@ def _units(rng: random.Random) -> list[list[Unit]]:
     return hosts
 
 
-def _topology(
-    rng: random.Random, hosts: Sequence[Sequence[Unit]]
-) -> tuple[list[Topology], list[dict[Direction, list[list[tuple[int, int]]]]]]:
+def _topology(rng: random.Random, hosts: Sequence[Sequence[Unit]]) -> tuple[list[Topology], list[Routes]]:
     """Who reads whom; a ghost block is an interval of one part seen from one server, its own included."""
     density = rng.choice((0.1, 0.5, 1.0))
     reads: list[dict[Direction, list[tuple[int, ...]]]] = [{way: [] for way in DIRECTIONS} for _ in hosts]
@@ -151,9 +202,7 @@ def _topology(
         {way: [] for way in DIRECTIONS} for _ in hosts
     ]
     blocks: list[dict[Direction, int]] = [dict.fromkeys(DIRECTIONS, 0) for _ in hosts]
-    routes: list[dict[Direction, list[list[tuple[int, int]]]]] = [
-        {way: [[] for _ in units] for way in DIRECTIONS} for units in hosts
-    ]
+    routes: list[Routes] = [{way: [[] for _ in units] for way in DIRECTIONS} for units in hosts]
     for way in DIRECTIONS:
         for server, units in enumerate(hosts):
             numbers: dict[tuple[int, int], int] = {}

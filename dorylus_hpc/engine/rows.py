@@ -51,6 +51,7 @@ def allocate(
     trains: bool,
     apart: Iterable[str] = (),
     constants: RowTensors | None = None,
+    intervals: int = 0,
 ) -> RowTensors:
     """Make the row tensors of the hosted parts, zero; dense features are one of them as they are.
 
@@ -68,14 +69,23 @@ def allocate(
         Tensors that are written apart from where they are read.
     constants
         Take tensors that never change from these.
+    intervals
+        Of all parts of the graph: rows of tensors of sums, which the hosted parts share.
     """
     shared: Arrays = {}
+    sums = {
+        name: _zeros((intervals, tensor.width), np.dtype(tensor.dtype or dtype))
+        for name, tensor in program.tensors.items()
+        if tensor.sums and (trains or not tensor.trains_only)
+    }
     for index, part in parts.items():
         shared[index] = {}
         for name, tensor in program.tensors.items():
             if tensor.trains_only and not trains:
                 continue
-            if tensor.constant and constants is not None:
+            if tensor.sums:
+                shared[index][name] = sums[name]
+            elif tensor.constant and constants is not None:
                 shared[index][name] = constants.shared[index][name]
             else:
                 shared[index][name] = _zeros(

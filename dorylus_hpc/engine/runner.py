@@ -14,11 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
+from itertools import accumulate
 from threading import Lock
 
 import numpy as np
 
-from dorylus_hpc.comm.blocks import BlockExchange, Channel, cut_plan
+from dorylus_hpc.comm.blocks import BlockExchange, Channel, cut_plan, sums_plan
 from dorylus_hpc.comm.failure import together
 from dorylus_hpc.engine.dense_tasks import DenseTasks, Offload
 from dorylus_hpc.engine.executor import CPU, Delayed, Executor, lane_name
@@ -189,6 +190,11 @@ class Runner:
         comm = graph.halo_in.comm
         cuts = {part: cut for rank in comm.allgather(self.intervals) for part, cut in rank.items()}
         plans = {"in": cut_plan(graph.halo_in.plan, cuts), "out": cut_plan(graph.halo_out.plan, cuts)}
+        if program.reduces:
+            hosts = {part: graph.placement.host(part) for part in cuts}
+            plans["all"] = sums_plan(hosts, comm.Get_rank(), cuts)
+        counts = [len(cut) for _, cut in sorted(cuts.items())]
+        self._first_number = dict(zip(sorted(cuts), accumulate([0, *counts]), strict=False))
         self._wiring = wire(
             program,
             self._parts,
@@ -210,7 +216,6 @@ class Runner:
             if offload
             else None
         )
-        counts = [len(cut) for _, cut in sorted(cuts.items())]
 
         def line(tensors: RowTensors, *, first: bool) -> Line:
             channels = [Channel(table.name, plans[table.direction]) for table in self._wiring.tables]
@@ -218,7 +223,9 @@ class Runner:
             return Line(self._wiring, exchange, first=first)
 
         apart = {table.name for table in self._wiring.tables} - {INPUT} if mode == "async" else set()
-        self.tensors = allocate(program, self._parts, dtype, trains=trains, apart=apart)
+        self.tensors = allocate(
+            program, self._parts, dtype, trains=trains, apart=apart, intervals=sum(counts)
+        )
         beside = evaluates_beside or mode == "async"
         self._evaluated = (
             allocate(program, self._parts, dtype, trains=False, constants=self.tensors)
@@ -336,6 +343,7 @@ class Runner:
             training=training,
             n_labelled=self._n_labelled,
             objective=self._objective,
+            number=self._first_number[place.part] + place.interval,
         )
         key = (kind == "evaluate", number, place.part, place.interval)
         ends = group == self._last_forward[kind] and place.interval >= 0
@@ -507,7 +515,7 @@ class Runner:
         table, began = self._wiring.tables[number], time.perf_counter()
         line = self.evaluation if evaluates else self.training
         line.exchange.prepare(number, (part, interval))
-        now, kind = time.perf_counter(), "SC" if table.direction == "in" else "dSC"
+        now, kind = time.perf_counter(), table.kind
         self._tracer.task(
             kind, began, now, lane, epoch=task.epoch, layer=table.layer, part=part, interval=interval,
             evaluation=evaluates,

@@ -36,7 +36,7 @@ from operator import itemgetter
 from typing import Any, Literal
 
 Mode = Literal["nopipe", "pipe", "async"]
-Direction = Literal["in", "out"]
+Direction = Literal["in", "out", "all"]
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,8 @@ class Table:
     name
         Of the row tensor.
     direction
-        Whose neighbours read it: ``in`` for forward gathers, ``out`` for backward ones.
+        Whose neighbours read it: ``in`` for forward gathers, ``out`` for backward ones. ``all``: it has a row
+        of sums an interval, and everyone reads all of them.
     exchanged
         Whether rows of ghosts come by message; otherwise the ghosts' unit computes them, if any does.
     layer
@@ -75,6 +76,11 @@ class Table:
     direction: Direction
     exchanged: bool
     layer: int = 0
+
+    @property
+    def kind(self) -> str:
+        """The kind of stage that its messages count as."""
+        return {"in": "SC", "out": "dSC", "all": "RD"}[self.direction]
 
 
 @dataclass(frozen=True)

@@ -179,11 +179,18 @@ class Trial:
     def _allocate(self, *, training: bool, constant: bool = False) -> list[dict[str, np.ndarray]]:
         """Make the row tensors of every part: NaN, and whole numbers 0."""
         made = []
+        rows = sum(map(len, self._intervals()))
+        sums = {
+            tensor.name: np.full((rows, tensor.width), np.nan, tensor.dtype or self._dtype)
+            for tensor in self.program.tensors.values()
+            if tensor.sums and training
+        }
         for part, kept in zip(self._operands, self._constants, strict=True):
-            arrays = dict(kept)
+            arrays = {**kept, **({} if constant else sums)}
             for tensor in self.program.tensors.values():
                 if (
                     tensor.name in arrays
+                    or tensor.sums
                     or tensor.constant != constant
                     or (tensor.trains_only and not training)
                 ):
@@ -221,6 +228,7 @@ class Trial:
             if stages[0].run is None:
                 self._exchange(stages[0], tensors)
                 continue
+            first = 0
             for part, own, cut, partials in zip(
                 self._operands, tensors, self._intervals(), slots, strict=True
             ):
@@ -230,14 +238,16 @@ class Trial:
                 for number, rows in units:
                     gradients = self.layout.views(partials[number]) if training and number >= 0 else {}
                     task = Task(
-                        part, rows, own, own, dict(weights), gradients, epoch, training, self._n_labelled
-                    )
+                        part, rows, own, own, dict(weights), gradients, epoch, training, self._n_labelled,
+                        number=first + number,
+                    )  # fmt: skip
                     if self._workers and stages[0].ops is not None:
                         self._run_elsewhere(dense, dense.index(stages), task)
                     else:
                         for stage in stages:
                             _run(stage, task)
                     loss += task.loss if at == ends and number >= 0 else 0.0
+                first += len(cut)
         return loss / self._n_labelled, np.concatenate(slots).sum(axis=0)
 
     def _intervals(self) -> list[list[tuple[int, int]]]:
@@ -298,12 +308,17 @@ def _is_forward(stages: tuple[Stage, ...]) -> bool:
 
 
 def random_weights(program: Program, seed: int = 0) -> dict[str, np.ndarray]:
-    """Draw weights of which none is 0, float64, so that products of any width stay of a size."""
+    """Draw weights of which none is 0, float64, so that products of any width stay of a size.
+
+    What is a running average and starts with 1 is no less than 0.
+    """
     rng = np.random.default_rng(seed)
     drawn = {}
     for spec in program.params:
         size = 2 / np.sqrt(spec.shape[0]) if len(spec.shape) == 2 else 1.0
         signs = rng.choice([-1.0, 1.0], spec.shape)
+        if spec.average and spec.start:
+            signs = np.abs(signs)
         drawn[spec.name] = size * rng.uniform(0.2, 0.9, spec.shape) * signs
     return drawn
 
@@ -361,7 +376,7 @@ def compare_gradients(
     Returns
     -------
     list of TensorCheck
-        In the order of the program's weights.
+        In the order of the program's weights; running averages are none.
     """
     trial = Trial(program, aggregate, graph)
     weights = random_weights(program, seed)
@@ -374,7 +389,10 @@ def compare_gradients(
     size = 1.0 + abs(loss())
 
     checks = []
+    averages = {spec.name for spec in program.params if spec.average}
     for name, weight in weights.items():
+        if name in averages:
+            continue
         found = np.array([_difference(loss, weight, at, STEPS[0]) for at in np.ndindex(weight.shape)])
         found = found.reshape(weight.shape)
         scale = max(float(np.abs(found).max()), _FLOOR)

@@ -101,6 +101,9 @@ class WeightShard:
         self.steps += 1
         for spec, start, parameter in self._owned:
             gradient = self._sum[start : start + spec.size]
+            if spec.average:
+                np.add(parameter * (1 - spec.average), gradient * spec.average, out=parameter)
+                continue
             self._optimizer.step(
                 parameter, gradient, self._state[spec.name], self.steps, weight_decay=spec.decay * share
             )

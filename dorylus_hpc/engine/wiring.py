@@ -73,7 +73,8 @@ def wire(
     intervals
         Their intervals; an empty part has one, of no rows.
     plans
-        Ghost blocks of each direction.
+        Ghost blocks of each direction; of ``all``, where a stage adds up sums of all intervals, from
+        `dorylus_hpc.comm.blocks.sums_plan`.
     peers
         The other graph servers.
     dense
@@ -134,9 +135,10 @@ def _groups(
             exchanged = True
             continue
         table = None
-        if _gathers(stages[0]) and (exchanged or (kept and kept[-1][-1].covers_ghosts)):
-            way: Direction = "out" if stages[0].kind == "dGA" else "in"
-            found = Table(stages[0].tensor, way, exchanged, stages[0].layer)
+        reduces = stages[0].kind == "RD"
+        if reduces or (_gathers(stages[0]) and (exchanged or (kept and kept[-1][-1].covers_ghosts))):
+            way: Direction = "all" if reduces else "out" if stages[0].kind == "dGA" else "in"
+            found = Table(stages[0].tensor, way, exchanged or reduces, stages[0].layer)
             if found not in tables:
                 tables.append(found)
             table = tables.index(found)
@@ -176,7 +178,7 @@ def _resource(stage: Stage, dense: str) -> str:
 
 
 def _on_server(stage: Stage) -> bool:
-    return _gathers(stage) or stage.on_server or stage.kind in ("LD", "AE", "dAE")
+    return _gathers(stage) or stage.on_server or stage.kind in ("LD", "AE", "dAE", "RD")
 
 
 def split_by_place(stages: tuple[Stage, ...], *, fuse: bool = True) -> Iterable[tuple[Stage, ...]]:
@@ -205,6 +207,10 @@ def _who_reads_whom(
     plan: BlockPlan,
 ) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
     """For each unit, the units and the blocks whose rows its gathers read. O(edges), once."""
+    if way == "all":
+        known = [number for number, unit in enumerate(units) if unit.interval != GHOSTS]
+        others = [tuple(one for one in known if one != number) for number in range(len(units))]
+        return others, [tuple(range(len(plan.blocks)))] * len(units)
     place_of = {(unit.part, unit.interval): number for number, unit in enumerate(units)}
     sources = {part: _source_of_rows(way, parts[part], cut, plan) for part, cut in intervals.items()}
     reads: list[tuple[int, ...]] = []

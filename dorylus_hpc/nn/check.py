@@ -12,8 +12,8 @@ from lambda_pkg.ops import check_program as check_ops
 
 _KINDS = {
     "setup": ("LD", "SC", "GA"),
-    "forward": ("GA", "AV", "SC", "AE"),
-    "backward": ("dGA", "dAV", "dSC", "dAE"),
+    "forward": ("GA", "AV", "SC", "AE", "RD"),
+    "backward": ("dGA", "dAV", "dSC", "dAE", "RD"),
 }
 _GATHER = {"SC": "GA", "dSC": "dGA"}
 
@@ -95,6 +95,9 @@ def _check_stages(program: Program, place: str) -> None:
                 raise InputError(f"{told} names {name}, which is no row tensor and no weight of the model")
         if stage.covers_ghosts:
             _check_covering(program, stage)
+        tensor = program.tensors.get(stage.tensor)
+        if stage.kind == "RD" and (tensor is None or not tensor.sums):
+            raise InputError(f"{told}: the tensor of an RD must be one of sums, got {stage.tensor!r}")
 
 
 def _check_covering(program: Program, stage: Stage) -> None:

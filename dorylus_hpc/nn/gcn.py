@@ -107,7 +107,6 @@ class _Layer(OrderedLayer):
     def params(self) -> list[ParamSpec]:
         return [
             ParamSpec(f"W{self.index}", self.index, (self.f_in, self.f_out), self.decay),
-            ParamSpec(f"b{self.index}", self.index, (self.f_out,)),
             *self.end_params(),
         ]
 
@@ -134,12 +133,12 @@ class _Layer(OrderedLayer):
             if not self.first:
                 stages.append(Stage("SC", i, tensor=f"Y{i}"))
             stages.append(Stage("GA", i, self.gather_transformed, tensor=f"Y{i}"))
-            stages.append(Stage("AV", i, self.activate, ops=self.activate_ops))
-        return [*stages, *self.loss_stages()]
+            stages += self.activate_stages()
+        return [*stages, *self.end_stages()]
 
     def backward(self) -> list[Stage]:
         i = self.index
-        stages = [Stage("dAV", i, self.output_gradient, ops=self.output_gradient_ops)]
+        stages = self.begin_backward_stages()
         if self.aggregate_first:
             stages.append(
                 Stage("dAV", i, self.transform_aggregate_backward, ops=self.transform_aggregate_backward_ops)

@@ -3,7 +3,8 @@
 Layer l computes ``Z_l = relu(S_l U_l + a_l) W_l + b_l`` with ``S_l = (1 + e_l) D_l + A D_l``: the sum of a
 vertex's in-neighbours (weighted by the edges' weights) and of itself, through a perceptron of two layers. D_1
 are the (dropped-out) features and D_{l+1} = dropout(relu(Z_l)); the last layer's Z are the logits. The number
-e_l is learned, or stays 0. There is no batch normalisation.
+e_l is learned, or stays 0. Inside of the perceptron there is no normalisation; a norm of hidden layers comes
+behind it, before ReLU, as in other models.
 
 The first product of the perceptron may come before the sum, which gives the same result:
 
@@ -108,7 +109,6 @@ class _Layer(OrderedLayer):
             ParamSpec(f"U{i}", i, (self.f_in, self.inner), self.decay),
             ParamSpec(f"a{i}", i, (self.inner,)),
             ParamSpec(f"W{i}", i, (self.inner, self.f_out), self.decay, draw=1),
-            ParamSpec(f"b{i}", i, (self.f_out,)),
             *self.end_params(),
         ]
         return [*made, ParamSpec(f"e{i}", i, (1,))] if self.learns else made
@@ -148,12 +148,12 @@ class _Layer(OrderedLayer):
             if self.learns:
                 stages.append(Stage("AV", i, self.add_transformed, ops=self.add_transformed_ops))
             stages.append(Stage("AV", i, self.finish, ops=self.finish_ops))
-        return [*stages, *self.loss_stages()]
+        return [*stages, *self.end_stages()]
 
     def backward(self) -> list[Stage]:
         i = self.index
         stages = [
-            Stage("dAV", i, self.output_gradient, ops=self.output_gradient_ops),
+            *self.begin_backward_stages(),
             Stage("dAV", i, self.finish_backward, ops=self.finish_backward_ops),
         ]
         if self.splits:

@@ -10,14 +10,18 @@ dropout; of the last layer the logits), and ``dH{l}`` the gradient of H, turned 
 it, so no mask is stored.
 
 A hidden layer whose rows are normalised between ReLU and dropout has Z, and then ReLU's result, in ``A{l}``:
-the gradient of the norm needs them. One with a layer norm, before ReLU, has in ``A{l}`` what is normed.
+the gradient of the norm needs them. One with a layer norm or a batch norm, before ReLU, has in ``A{l}`` what
+is normed. A batch norm has no bias before it, which it would take away again. It needs sums over all
+vertices: ``B{l}`` and ``dB{l}`` have a row of them for every interval of the graph. In an evaluation it uses
+running averages, which are kept among the weights as ``mean{l}`` and ``variance{l}``.
 
 Hidden layers may add their input to Z (a *residual*): as it is, or in layer 1 the product of features and a
 matrix, which is in ``E1``. With *jumping knowledge* the last layer's input is ``J``: the inputs of layers 2,
 3 ... beside each other, or the largest of them. Both give the ``dH{l}`` of a layer more than one summand; the
 others are there when the layer's backward begins, which adds them.
 
-References: Ba, Kiros and Hinton, Layer normalization, 2016, equation 4; He et al., Deep residual learning for
+References: Ba, Kiros and Hinton, Layer normalization, 2016, equation 4; Ioffe and Szegedy, Batch
+normalization, ICML 2015, algorithms 1 and 2; He et al., Deep residual learning for
 image recognition, CVPR 2016, equation 1; Xu et al., Representation learning on graphs with jumping knowledge
 networks, ICML 2018, section 4.
 """
@@ -34,6 +38,7 @@ import numpy as np
 
 from cython_kernels import bias_relu_dropout, dropout, relu_dropout_backward
 from dorylus_hpc.errors import InputError
+from dorylus_hpc.nn import batch_norm
 from dorylus_hpc.nn.operands import DropoutKey, activate
 from dorylus_hpc.nn.params import ParamSpec
 from dorylus_hpc.nn.program import (
@@ -133,7 +138,7 @@ class Layer(ABC):
     normalise
         Rows of its output have Euclidean norm 1 (before dropout; but for the last layer).
     norm
-        ``layer``: a layer norm before ReLU, but for the last layer; or ``none``.
+        ``layer``: a layer norm before ReLU, ``batch``: a batch norm, but for the last layer; or ``none``.
     residual
         It adds its input to Z; the last layer does not.
     passes_on
@@ -165,8 +170,13 @@ class Layer(ABC):
 
     @property
     def drops(self) -> bool:
-        """Whether its training differs from an evaluation."""
+        """Whether it drops from its input."""
         return self.input_key.p > 0
+
+    @property
+    def differs_in_evaluation(self) -> bool:
+        """Whether its training differs from an evaluation."""
+        return self.drops or self.batch_norms
 
     @property
     def normalises(self) -> bool:
@@ -179,6 +189,11 @@ class Layer(ABC):
         return self.norm == "layer" and not self.last
 
     @property
+    def batch_norms(self) -> bool:
+        """Whether there is a batch norm."""
+        return self.norm == "batch" and not self.last
+
+    @property
     def jumps(self) -> bool:
         """Whether the last layer takes more than the output of the layer before."""
         return self.jump != "none" and self.n_layers > 2
@@ -186,7 +201,8 @@ class Layer(ABC):
     @property
     def z(self) -> str:
         """The row tensor in which `activate` finds Z without the bias."""
-        return f"A{self.index}" if self.normalises or self.norms else f"H{self.index}"
+        apart = self.normalises or self.norms or self.batch_norms
+        return f"A{self.index}" if apart else f"H{self.index}"
 
     @property
     def h_in(self) -> str:
@@ -204,13 +220,18 @@ class Layer(ABC):
         return False
 
     def end_params(self) -> list[ParamSpec]:
-        """Return the weights of the residual of layer 1, and of the layer norm."""
-        i, made = self.index, []
+        """Return the bias, the weights of the residual of layer 1, and those of a norm."""
+        i = self.index
+        made = [] if self.batch_norms else [ParamSpec(f"b{i}", i, (self.f_out,))]
         if self.residual and self.first:
             made.append(ParamSpec("Wr1", 1, (self.f_in, self.f_out), self.decay, draw=3))
-        if self.norms:
+        if self.norms or self.batch_norms:
             made.append(ParamSpec(f"g{i}", i, (self.f_out,), start=1.0))
             made.append(ParamSpec(f"s{i}", i, (self.f_out,)))
+        if self.batch_norms:
+            share = batch_norm.MOMENTUM
+            made.append(ParamSpec(f"mean{i}", i, (self.f_out,), average=share))
+            made.append(ParamSpec(f"variance{i}", i, (self.f_out,), start=1.0, average=share))
         return made
 
     def output_tensors(self, ghosts: Ghosts | None) -> list[RowTensor]:
@@ -221,6 +242,12 @@ class Layer(ABC):
             made.append(RowTensor(self.z, self.f_out))
         if self.residual and self.first:
             made.append(RowTensor("E1", self.f_out))
+        if self.batch_norms:
+            widths = {"B": batch_norm.forward_width, "dB": batch_norm.backward_width}
+            made += [
+                RowTensor(f"{name}{self.index}", of(self.f_out), trains_only=True, dtype="float64", sums=True)
+                for name, of in widths.items()
+            ]
         if self.last and self.jumps:
             made.append(RowTensor("J", self.f_in, "in" if self.gathers_its_input else None))
             made.append(RowTensor("dJ", self.f_in, trains_only=True))
@@ -305,12 +332,27 @@ class Layer(ABC):
 
     # How it ends.
 
+    def activate_stages(self) -> list[Stage]:
+        """Return `activate` as a stage of its own; before a batch norm there may be nothing to do."""
+        i, z = self.index, self.z
+        if not self.batch_norms:
+            return [Stage("AV", i, self.activate, ops=self.activate_ops)]
+        if not self.residual:
+            return []
+        reads = (z, self._residual_rows)
+        return [Stage("AV", i, self.activate, weightless=True, on_server=True, reads=reads, makes=(z,))]
+
     def activate(self, task: Task) -> None:
-        """Add the bias; then ReLU and the dropout of the next layer's input, but for the last layer."""
-        h, bias = task.block(f"H{self.index}"), task.weights[f"b{self.index}"]
+        """Add the bias; then ReLU and the dropout of the next layer's input, but for the last layer.
+
+        Before a batch norm nothing but the residual is added: the rest is that of `end_stages`.
+        """
         if self.residual:
             z = task.block(self.z)
             np.add(z, task.block(self._residual_rows), out=z)
+        if self.batch_norms:
+            return
+        h, bias = task.block(f"H{self.index}"), task.weights[f"b{self.index}"]
         if self.last:
             np.add(h, bias, out=h)
             return
@@ -346,6 +388,8 @@ class Layer(ABC):
         ops: list[Op] = []
         if self.residual:
             ops.append(("add_rows", {}, [self.z, self._residual_rows], [self.z]))
+        if self.batch_norms:
+            return ops
         if self.last:
             return [*ops, ("add_bias", {}, [h, bias], [h])]
         if self.norms:
@@ -370,6 +414,51 @@ class Layer(ABC):
             "layer": key.layer,
         }
 
+    def end_stages(self) -> list[Stage]:
+        """Return what follows `activate`: the batch norm, or (of the last layer) the loss."""
+        return self.batch_norm_stages() if self.batch_norms else self.loss_stages()
+
+    def batch_norm_stages(self) -> list[Stage]:
+        """Return the batch norm, ReLU and dropout, which stay on the server: they are quickly done there."""
+        i, a, h = self.index, self.z, f"H{self.index}"
+        averages = gradient_of(f"mean{i}"), gradient_of(f"variance{i}")
+        return [
+            Stage(
+                "AV", i, self.sum_rows, trains_only=True, weightless=True, on_server=True, reads=(a,),
+                makes=(f"B{i}",),
+            ),
+            Stage(
+                "RD", i, self.norm_rows, tensor=f"B{i}", trains_only=True, weighted=True, reads=(a,),
+                makes=(h, *averages),
+            ),
+            Stage(
+                "AV", i, self.norm_by_averages, evaluates_only=True, on_server=True, reads=(a,), makes=(h,)
+            ),
+        ]  # fmt: skip
+
+    def sum_rows(self, task: Task) -> None:
+        """Write an interval's sums."""
+        batch_norm.sum_rows(task.block(self.z), task.tensors[f"B{self.index}"][task.number])
+
+    def norm_rows(self, task: Task) -> None:
+        """Norm by the statistics of all rows, which also go into the running averages, once."""
+        i, known = self.index, batch_norm.merge(task.sources[f"B{self.index}"])
+        counts = task.number == 0
+        task.gradients[f"mean{i}"][...] = known.mean if counts else 0.0
+        task.gradients[f"variance{i}"][...] = known.unbiased if counts else 0.0
+        self._norm(task, known.mean, known.inverse)
+
+    def norm_by_averages(self, task: Task) -> None:
+        """Norm by the running averages."""
+        mean, variance = (task.weights[f"{name}{self.index}"] for name in ("mean", "variance"))
+        self._norm(task, mean, batch_norm.inverse_deviation(variance))
+
+    def _norm(self, task: Task, mean: np.ndarray, inverse: np.ndarray) -> None:
+        i, h = self.index, task.block(f"H{self.index}")
+        batch_norm.norm(task.block(self.z), mean, inverse, task.weights[f"g{i}"], out=h)
+        gids, key = task.part.gids[slice(*task.rows)], self.output_key
+        activate(h, task.weights[f"s{i}"], gids, key, epoch=task.epoch, training=task.training)
+
     def loss_stages(self) -> list[Stage]:
         """Return the loss, if this is the last layer."""
         if not self.last:
@@ -393,8 +482,45 @@ class Layer(ABC):
         name, parameters = way.objective.op(way.n_labelled)
         return [(name, parameters, [h, "labels", "train_mask"], [LOSS, f"d{h}"])]
 
+    def begin_backward_stages(self) -> list[Stage]:
+        """Return what turns the gradient of this layer's output into that of Z."""
+        i = self.index
+        if not self.batch_norms:
+            return [Stage("dAV", i, self.output_gradient, ops=self.output_gradient_ops)]
+        a, d_h, sums = self.z, f"dH{i}", f"dB{i}"
+        ops = self.output_gradient_ops(Pass(epoch=1, training=True, n_labelled=1))
+        reads = tuple({name: None for op in ops for name in op[2]})
+        scale, shift = gradient_of(f"g{i}"), gradient_of(f"s{i}")
+        return [
+            Stage("dAV", i, self.output_gradient, weightless=True, on_server=True, reads=reads, makes=(d_h,)),
+            Stage(
+                "dAV", i, self.sum_gradients, weightless=True, on_server=True, reads=(a, d_h, f"B{i}"),
+                makes=(sums, scale, shift),
+            ),
+            Stage(
+                "RD", i, self.norm_backward, tensor=sums, weighted=True, reads=(a, d_h, f"B{i}"), makes=(d_h,)
+            ),
+        ]  # fmt: skip
+
+    def sum_gradients(self, task: Task) -> None:
+        """Write an interval's sums, which are its share of the gradients of the norm's scale and shift."""
+        i, row = self.index, task.tensors[f"dB{self.index}"][task.number]
+        known = batch_norm.merge(task.sources[f"B{i}"])  # all are there: the forward has read them
+        batch_norm.sum_gradients(task.block(f"dH{i}"), task.block(self.z), known, row)
+        task.gradients[f"s{i}"][...] = row[: self.f_out]
+        task.gradients[f"g{i}"][...] = row[self.f_out :]
+
+    def norm_backward(self, task: Task) -> None:
+        """Turn the gradient of the norm's output into that of Z, in place."""
+        i, known = self.index, batch_norm.merge(task.sources[f"B{self.index}"])
+        d_z, a, scale = task.block(f"dH{i}"), task.block(self.z), task.weights[f"g{i}"]
+        batch_norm.norm_backward(d_z, a, known, scale, task.sources[f"dB{i}"])
+
     def output_gradient(self, task: Task) -> None:
-        """Turn the gradient of this layer's output into that of Z, in place; the bias gradient falls out."""
+        """Turn the gradient of this layer's output into that of Z, in place; the bias gradient falls out.
+
+        With a batch norm it stops at the gradient of the norm's output.
+        """
         i, d_h = self.index, task.block(f"dH{self.index}")
         if self.jumps and not self.last:
             hidden = [task.block(name) for name in self._hidden[:i]]
@@ -412,6 +538,8 @@ class Layer(ABC):
                 self.output_key.p,
                 out=d_h,
             )
+        if self.batch_norms:
+            return
         if self.norms:
             bias_gradient(d_h, out=task.gradients[f"s{i}"])
             a, scale = task.block(self.z), task.weights[f"g{i}"]
@@ -435,6 +563,8 @@ class Layer(ABC):
             ops.append(("add_rows", {}, [d_h, f"dH{i + 1}"], [d_h]))
         if not self.last:
             ops.append(("relu_dropout_backward", {"p": self.output_key.p}, [d_h, h], [d_h]))
+        if self.batch_norms:
+            return ops
         if self.norms:
             ops.append(("bias_gradient", {}, [d_h], [gradient_of(f"s{i}")]))
             made = [d_h, gradient_of(f"g{i}")]
@@ -554,7 +684,7 @@ def plan_layers(
     l2_normalise
         Rows of hidden layers have Euclidean norm 1.
     norm
-        ``layer``: hidden layers have a layer norm before ReLU; or ``none``.
+        ``layer`` or ``batch``: hidden layers have a layer norm, or a batch norm, before ReLU; or ``none``.
     residual
         Hidden layers add their input.
     jumping
@@ -646,5 +776,5 @@ def assemble(layers: Sequence[Layer], *, sparse_features: bool) -> Program:
         logits=f"H{len(layers)}",
         drops_input=layers[0].input_key.p > 0,
         orders=tuple(layer.order for layer in layers),
-        differs_in_evaluation=any(layer.drops for layer in layers),
+        differs_in_evaluation=any(layer.differs_in_evaluation for layer in layers),
     )

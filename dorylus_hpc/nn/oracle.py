@@ -21,7 +21,7 @@ Other models bring an `OracleModel` of their own: `oracle_sage`, `oracle_gin`, `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Protocol
@@ -37,6 +37,7 @@ Matrix = Any  # ndarray or scipy.sparse.csr_array: both know `@`, `.T` and `.sha
 
 _ROLES = {"train": 1, "val": 2, "test": 3}
 _BETA1, _BETA2, _EPS = 0.9, 0.999, 1e-8
+_AVERAGED = 0.1  # share of an epoch's value in a running average
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class OracleSettings:
         Factors of classes in the loss.
     metric : {'auto', 'accuracy', 'f1-micro', 'f1-macro', 'auc'}
         What is kept as accuracies; auto: f1-micro where a vertex may have several classes, else accuracy.
-    norm : {'none', 'layer'}
+    norm : {'none', 'layer', 'batch'}
     residual : {'off', 'on'}
     jumping : {'none', 'cat', 'max'}
         Of all but GAT: see `oracle_deep`.
@@ -121,7 +122,7 @@ class OracleSettings:
             "l2_normalise": ("on", "off"),
             "epsilon": ("learned", "fixed"),
             "metric": ("auto", "accuracy", "f1-micro", "f1-macro", "auc"),
-            "norm": ("none", "layer"),
+            "norm": ("none", "layer", "batch"),
             "residual": ("off", "on"),
             "jumping": ("none", "cat", "max"),
         }
@@ -392,6 +393,7 @@ def train_oracle(
     labelled = labels >= 0 if labels.ndim == 1 else (labels <= 1).any(axis=1)
     roles = {role: (split == code) & labelled for role, code in _ROLES.items()}
     params = made.start(x.shape[1], n_classes)
+    averaged: Callable[[int], Collection[int]] = getattr(made, "averaged", lambda layer: ())
     moments = [[(np.zeros_like(p), np.zeros_like(p)) for p in tensors] for tensors in params]
     result = OracleResult(np.zeros(settings.epochs), params, [], np.empty(0))
     for epoch in range(1, settings.epochs + 1):
@@ -401,7 +403,7 @@ def train_oracle(
         result.losses[epoch - 1] = loss
         if epoch == 1:
             result.first_gradients = gradients
-        params = _update(params, gradients, moments, epoch, settings)
+        params = _update(params, gradients, moments, epoch, settings, averaged)
     result.params, result.logits = params, made.logits(x, params)
     result.accuracies[settings.epochs] = _values(result.logits, labels, roles, settings.metric)
     return result
@@ -496,14 +498,25 @@ def _sigmoid_cross_entropy(
 
 
 def _update(
-    params: Params, gradients: Params, moments: Sequence[Any], t: int, settings: OracleSettings
+    params: Params,
+    gradients: Params,
+    moments: Sequence[Any],
+    t: int,
+    settings: OracleSettings,
+    averaged: Callable[[int], Collection[int]],
 ) -> Params:
-    """Update number t of all tensors; `moments` (Adam) change in place."""
+    """Update number t of all tensors; `moments` (Adam) change in place.
+
+    Which tensors of a layer are running averages `averaged` says: their gradients are an epoch's values.
+    """
     new: Params = []
     for layer, of_layer in enumerate(zip(params, gradients, moments, strict=True), start=1):
         decays = settings.decay_scope == "all" or layer == 1
         tensors = []
-        for p, d_p, m_p in zip(*of_layer, strict=True):
+        for place, (p, d_p, m_p) in enumerate(zip(*of_layer, strict=True)):
+            if place in averaged(layer):
+                tensors.append((1 - _AVERAGED) * p + _AVERAGED * d_p)
+                continue
             if decays and p.ndim == 2:
                 d_p = d_p + settings.weight_decay * p
             tensors.append(_descend(p, d_p, m_p, t, settings))

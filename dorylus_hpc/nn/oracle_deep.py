@@ -1,9 +1,10 @@
-"""The oracle of layer norms, residuals and jumping knowledge, straight from the formulas (see `oracle`).
+"""The oracle of norms, residuals and jumping knowledge, straight from the formulas (see `oracle`).
 
 With f_l the layer of a GCN, a GraphSAGE or a GIN, as their oracles have it, and D_l = drop_l(H_{l-1}),
 
     Z_l = f_l(D_l) + D_l         the residual of l < L; in layer 1 f_1(D_1) + D_1 Wr
-    Y_l = (Z_l - mean) / sqrt(variance + 1e-5) * g_l + s_l      row by row, or Z_l without a norm
+    Y_l = (Z_l - mean) / sqrt(variance + 1e-5) * g_l + s_l      row by row; or Z_l without a norm
+          of a batch norm column by column, over all vertices, and f_l has no bias
     H_l = relu(Y_l) for l < L          logits = f_L(J)
     J   = D_L, or [D_2, ..., D_L] side by side, or their maximum, element by element
 
@@ -12,6 +13,9 @@ and backwards, with G_l the gradient of Y_l and dD_l that of D_l,
     ds = sum G    dg = sum G n    dn = G g    dZ = (dn - mean(dn) - n mean(dn n)) / sqrt(variance + 1e-5)
     dD_l = (gradient of f_l) + dZ_l + (share of dJ), of equal values that of the lowest layer
     G_{l-1} = dD_l * mask_l * [Y_{l-1} > 0]
+
+After each epoch the running averages of a batch norm become 0.9 of themselves and 0.1 of the epoch's mean, or
+of its variance times n / (n - 1); the logits outside of the training are of these.
 """
 
 from __future__ import annotations
@@ -60,10 +64,19 @@ class DeepOracle:
 
     def names(self, layer: int) -> list[str]:
         """Return the names of a layer's tensors, in order."""
+        last, norm = layer == self._settings.layers, self._settings.norm
         own = {"gcn": ["W", "b"], "sage": ["Ws", "Wn", "b"], "gin": ["U", "a", "W", "b", "e"]}[self._model]
-        last = layer == self._settings.layers
         own += ["Wr"] if layer == 1 and not last and self._settings.residual == "on" else []
-        return own + (["g", "s"] if self._settings.norm == "layer" and not last else [])
+        if last or norm == "none":
+            return own
+        if norm == "batch":
+            own.remove("b")
+        return [*own, "g", "s", *(("mean", "variance") if norm == "batch" else ())]
+
+    def averaged(self, layer: int) -> frozenset[int]:
+        """Return the places of a layer's running averages among its tensors."""
+        names = self.names(layer)
+        return frozenset(names.index(name) for name in ("mean", "variance") if name in names)
 
     def start(self, f_in: int, n_classes: int) -> Params:
         """As `OracleModel`."""
@@ -77,8 +90,8 @@ class DeepOracle:
             shapes = {"U": (rows, inner, 0), "Ws": (rows, columns, 0), "Wn": (rows, columns, 1)}
             shapes |= {"W": (inner, columns, 1) if self._model == "gin" else (rows, columns, 0)}
             shapes |= {"Wr": (rows, columns, 3)}
-            lengths = {"a": inner, "b": columns, "e": 1, "s": columns}
-            tensors = {"g": np.ones(columns, dtype)}
+            lengths = {"a": inner, "b": columns, "e": 1, "s": columns, "mean": columns}
+            tensors = {name: np.ones(columns, dtype) for name in ("g", "variance")}
             tensors |= {name: zeros(length, dtype) for name, length in lengths.items()}
             for name, (f_in, f_out, draw) in shapes.items():
                 tensors[name] = glorot_uniform(seed, layer, f_in, f_out, dtype, draw=draw)
@@ -99,14 +112,14 @@ class DeepOracle:
         shares: dict[int, Any] = {}  # of dJ, by the layer whose input it belongs to
         for layer in range(len(params), 0, -1):
             tensors = self._named(params, layer)
-            d, multiplier, y, normed, deviation, saved = passed[layer - 1]
-            last, found = layer == len(params), {}
+            d, multiplier, y, normed, deviation, saved, found = passed[layer - 1]
+            last = layer == len(params)
             d_z = g
             if normed is not None:
-                found = {"s": g.sum(axis=0), "g": (g * normed).sum(axis=0)}
+                found |= {"s": g.sum(axis=0), "g": (g * normed).sum(axis=0)}
                 d_n = g * tensors["g"]
-                along = normed * (d_n * normed).mean(axis=1, keepdims=True)
-                d_z = (d_n - d_n.mean(axis=1, keepdims=True) - along) / deviation
+                along = normed * (d_n * normed).mean(axis=self._axis, keepdims=True)
+                d_z = (d_n - d_n.mean(axis=self._axis, keepdims=True) - along) / deviation
             more, d_d = self._back(d_z, d, tensors, saved)
             found |= more
             if layer == 1 and "Wr" in tensors:
@@ -128,6 +141,11 @@ class DeepOracle:
             tuple(found[name] for name in self.names(layer)) for layer, found in enumerate(gradients, start=1)
         ]
 
+    @property
+    def _axis(self) -> int:
+        """Over which a norm's means are."""
+        return 0 if self._settings.norm == "batch" else 1
+
     def _named(self, params: Params, layer: int) -> dict[str, np.ndarray]:
         return dict(zip(self.names(layer), params[layer - 1], strict=True))
 
@@ -147,11 +165,17 @@ class DeepOracle:
             if self._settings.residual == "on" and not last:
                 z = z + (d @ tensors["Wr"] if layer == 1 else d)
             y, normed, deviation = z, None, None
+            found: dict[str, np.ndarray] = {}
             if "g" in tensors:
-                deviation = np.sqrt(z.var(axis=1, keepdims=True) + _EPSILON).astype(z.dtype)
-                normed = (z - z.mean(axis=1, keepdims=True)) / deviation
+                mean, variance = z.mean(axis=self._axis, keepdims=True), z.var(axis=self._axis, keepdims=True)
+                if "mean" in tensors:
+                    found = {"mean": mean[0], "variance": z.var(axis=0, ddof=1)}
+                    if not epoch:
+                        mean, variance = tensors["mean"], tensors["variance"]
+                deviation = np.sqrt(variance + _EPSILON).astype(z.dtype)
+                normed = (z - mean) / deviation
                 y = normed * tensors["g"] + tensors["s"]
-            passed.append((d, multiplier, y, normed, deviation, saved))
+            passed.append((d, multiplier, y, normed, deviation, saved, found))
             h = np.maximum(y, 0)
         return y, inputs, passed
 
@@ -169,9 +193,10 @@ class DeepOracle:
         if self._model == "gin":
             s = self._terms[0] @ d + d * (1 + tensors["e"][0])
             r = np.maximum(s @ tensors["U"] + tensors["a"], 0)
-            return r @ tensors["W"] + tensors["b"], (s, r)
+            return r @ tensors["W"] + tensors.get("b", 0), (s, r)
         weights = [tensors[name] for name in self._matrices]
-        return sum(term @ (d @ w) for term, w in zip(self._terms, weights, strict=True)) + tensors["b"], None
+        z = sum(term @ (d @ w) for term, w in zip(self._terms, weights, strict=True))
+        return z + tensors.get("b", 0), None
 
     @property
     def _matrices(self) -> list[str]:

@@ -34,6 +34,9 @@ class ParamSpec:
         Which of its layer's matrices it is: each has start values of its own.
     start
         What a vector starts with, everywhere.
+    average
+        Not 0: the tensor is no weight but a running average. What stages give as its gradient is an epoch's
+        value, and this its share in the average.
     """
 
     name: str
@@ -42,6 +45,7 @@ class ParamSpec:
     decay: float = 0.0
     draw: int = 0
     start: float = 0.0
+    average: float = 0.0
 
     @property
     def size(self) -> int:

@@ -9,7 +9,8 @@ with one row a vertex, named, of known width, some followed by the rows of the p
 
 Between two bars all stages of a vertex interval follow each other at once (they read only the interval's
 own rows: this is the planner's *fusion*). A bar stands where the next stage reads neighbours' rows: a
-gather (GA, dGA) after a scatter (SC, dSC) has brought the ghosts.
+gather (GA, dGA) after a scatter (SC, dSC) has brought the ghosts. A reduction (RD) reads what every interval
+of the graph has written of itself, a row each, and so waits for all of them.
 
 A stage keeps nothing: whatever it needs later is a row tensor, and the engine decides how many copies
 of it live (one an epoch in the exact modes).
@@ -45,13 +46,13 @@ def gradient_of(weight: str) -> str:
     return f"d{weight}"
 
 
-Kind = Literal["LD", "GA", "AV", "SC", "AE", "dGA", "dAV", "dSC", "dAE"]
+Kind = Literal["LD", "GA", "AV", "SC", "AE", "RD", "dGA", "dAV", "dSC", "dAE"]
 Ghosts = Literal["in", "out"]
 
 
 @dataclass(frozen=True)
 class RowTensor:
-    """An array with one row a vertex of a part.
+    """An array with one row a vertex of a part, or one row an interval of the graph.
 
     Attributes
     ----------
@@ -67,6 +68,8 @@ class RowTensor:
         Written once, before the first epoch.
     dtype
         Empty: that of all arithmetic.
+    sums
+        It has a row for each interval of all parts, in order: of what RD adds up. All hosted parts share it.
     """
 
     name: str
@@ -75,6 +78,7 @@ class RowTensor:
     trains_only: bool = False
     constant: bool = False
     dtype: str = ""
+    sums: bool = False
 
 
 @dataclass
@@ -108,6 +112,8 @@ class Task:
         Sum of the loss over the interval's training vertices, written by the last forward stage.
     objective
         The loss.
+    number
+        Of the interval, among those of all parts.
     """
 
     part: PartOperands
@@ -121,6 +127,7 @@ class Task:
     n_labelled: float
     loss: float = 0.0
     objective: Objective = field(default_factory=Objective)
+    number: int = 0
 
     def block(self, name: str) -> np.ndarray:
         """Return the interval's rows of a row tensor."""
@@ -152,7 +159,8 @@ class Stage:
     kind
         GA and dGA read neighbours' rows; AV and dAV only the interval's own; AE and dAE, of what belongs to
         edges, also rows that a gather of the same epoch has read; SC and dSC bring the ghosts' rows of
-        `tensor`; LD loads the interval's own features, or (with a `tensor`) waits for neighbours' rows.
+        `tensor`; LD loads the interval's own features, or (with a `tensor`) waits for neighbours' rows; RD
+        reads all rows of `tensor`, one of sums.
     layer
         From 1.
     run
@@ -164,6 +172,8 @@ class Stage:
         The stage also runs on the rows of ghosts (of in-edges), from inputs that are already here.
     trains_only
         The stage is left out of an evaluation.
+    evaluates_only
+        The stage is left out of the training.
     weightless
         A dense stage without weights: it need not wait for them.
     weighted
@@ -187,6 +197,7 @@ class Stage:
     tensor: str = ""
     covers_ghosts: bool = False
     trains_only: bool = False
+    evaluates_only: bool = False
     weightless: bool = False
     weighted: bool = False
     on_server: bool = False
@@ -217,8 +228,8 @@ class Program:
     orders
         Per layer ``aggregate-first`` or ``transform-first``.
     differs_in_evaluation
-        True if training and evaluation behave differently (dropout), so that accuracies need a
-        forward of their own.
+        True if training and evaluation behave differently (dropout, batch norm), so that accuracies need
+        a forward of their own.
     """
 
     params: tuple[ParamSpec, ...]
@@ -233,7 +244,8 @@ class Program:
 
     def training_groups(self) -> tuple[tuple[Stage, ...], ...]:
         """Return the fused stages of an epoch, forward and backward."""
-        return fuse((*self.forward, *self.backward))
+        forward = (stage for stage in self.forward if not stage.evaluates_only)
+        return fuse((*forward, *self.backward))
 
     def evaluation_groups(self) -> tuple[tuple[Stage, ...], ...]:
         """Return the fused stages of a forward without dropout, up to the logits."""
@@ -242,6 +254,11 @@ class Program:
     def setup_groups(self) -> tuple[tuple[Stage, ...], ...]:
         """Return the fused stages that run once."""
         return fuse(self.setup)
+
+    @property
+    def reduces(self) -> bool:
+        """Whether a stage reads sums of all intervals."""
+        return any(stage.kind == "RD" for stage in (*self.forward, *self.backward))
 
     @property
     def gathered(self) -> int:
@@ -289,17 +306,17 @@ def fuse(stages: Iterable[Stage]) -> tuple[tuple[Stage, ...], ...]:
     -------
     tuple of tuple of Stage
         A group is one SC or dSC alone, or a run of stages of which only the first may read
-        neighbours' rows. Stages that cover ghosts are not mixed with ones that do not.
+        neighbours' rows or sums. Stages that cover ghosts are not mixed with ones that do not.
     """
     groups: list[tuple[Stage, ...]] = []
     for stage in stages:
-        reads_neighbours = stage.kind in ("GA", "dGA")
+        reads_others = stage.kind in ("GA", "dGA", "RD")
         exchanges = stage.run is None
         last = groups[-1][-1] if groups else None
         if (
             last is None
             or exchanges
-            or reads_neighbours
+            or reads_others
             or last.run is None
             or last.covers_ghosts != stage.covers_ghosts
         ):

@@ -143,7 +143,6 @@ class _SageLayer(Layer):
         return [
             ParamSpec(f"Ws{i}", i, (self.f_in, f_out), self.decay),
             ParamSpec(f"Wn{i}", i, (columns, f_out), self.decay, draw=1),
-            ParamSpec(f"b{i}", i, (f_out,)),
             *self.end_params(),
         ]
 
@@ -248,14 +247,14 @@ class _MeanLayer(OrderedLayer, _SageLayer):
             stages.append(Stage("GA", i, self.gather_transformed, tensor=f"Y{i}"))
             if self.first:
                 stages.append(Stage("AV", i, self.add_features, on_server=True, reads=(self.z,)))
-                stages.append(Stage("AV", i, self.activate, ops=self.activate_ops))
+                stages += self.activate_stages()
             else:
                 stages.append(Stage("AV", i, self.add_own, ops=self.add_own_ops))
-        return [*stages, *self.loss_stages()]
+        return [*stages, *self.end_stages()]
 
     def backward(self) -> list[Stage]:
         i = self.index
-        stages = [Stage("dAV", i, self.output_gradient, ops=self.output_gradient_ops)]
+        stages = self.begin_backward_stages()
         if self.aggregate_first:
             stages.append(Stage("dAV", i, self.aggregate_backward, ops=self.aggregate_backward_ops))
             if self.first:
@@ -398,12 +397,12 @@ class _MaxLayer(_SageLayer):
             stages.append(Stage("AV", i, self.pool_input, ops=self.pool_input_ops))
             stages.append(Stage("SC", i, tensor=f"P{i}"))
         stages.append(Stage("GA", i, self.gather_maximum, tensor=f"P{i}"))
-        return [*stages, *self.product_stages(), *self.loss_stages()]
+        return [*stages, *self.product_stages(), *self.end_stages()]
 
     def backward(self) -> list[Stage]:
         i = self.index
         stages = [
-            Stage("dAV", i, self.output_gradient, ops=self.output_gradient_ops),
+            *self.begin_backward_stages(),
             Stage("dAV", i, self.aggregate_backward, ops=self.aggregate_backward_ops),
             Stage("dAV", i, self.pack_gradient, on_server=True, reads=(f"dM{i}",)),
             Stage("dSC", i, tensor=f"Q{i}"),

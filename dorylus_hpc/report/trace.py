@@ -19,7 +19,7 @@ from dorylus_hpc.files import atomic_path
 
 KINDS = ("GA", "AV", "SC", "AE", "dGA", "dAV", "dSC", "dAE", "WU", "RD", "LD", "eval", "wait")
 _CODES = {kind: code for code, kind in enumerate(KINDS)}
-_LAYERED = frozenset(KINDS[:8])
+_LAYERED = frozenset([*KINDS[:8], "RD"])
 # Names that chrome://tracing reserves for colours. A backward task is a shade of its forward one.
 _COLOURS = {
     "GA": "thread_state_runnable",
@@ -70,7 +70,7 @@ _CHUNK = 1 << 14
 _GRAPH, _DENSE, _MESSAGES = 1, 2, 4
 _GROUP = np.array(
     [
-        {"GA": _GRAPH, "dGA": _GRAPH, "AE": _GRAPH, "dAE": _GRAPH, "AV": _DENSE, "dAV": _DENSE}.get(kind, 0)
+        _GRAPH if kind in ("GA", "dGA", "AE", "dAE", "RD") else _DENSE if kind in ("AV", "dAV") else 0
         for kind in KINDS
     ]
 )
@@ -239,8 +239,8 @@ def overlap(records: Sequence[TraceRecord]) -> dict[str, float]:
     Returns
     -------
     dict
-        Seconds, summed over ranks, during which a rank had work of a kind: ``graph`` (GA, dGA, AE, dAE),
-        ``dense`` (AV, dAV), ``messages`` (a ghost block on its way to this rank), ``any`` of them; and
+        Seconds, summed over ranks, during which a rank had work of a kind: ``graph`` (GA, dGA, AE, dAE,
+        RD), ``dense`` (AV, dAV), ``messages`` (a ghost block on its way to this rank), ``any`` of them; and
         during which it had several at once: ``graph_and_dense``, ``graph_and_messages``,
         ``dense_and_messages``, ``all_three``. ``fraction`` is the share of ``any`` with at least two;
         0 if there was no work. Threads that do the same at the same time count once. Blocks of which one

@@ -32,6 +32,10 @@ RUNS = {
         {"features": 20},
         {"model": "gin", "layers": 3, "hidden": 12, "intervals": 3, "feature_norm": "standard"},
     ),
+    "batch norm": (
+        {"features": 20},
+        {"layers": 4, "hidden": 12, "norm": "batch", "residual": "on", "jumping": "max", "intervals": 3},
+    ),
     "gat": (
         {"features": 20},
         {"model": "gat", "layers": 3, "hidden": 3, "heads": 4, "attention_dropout": 0.3, "intervals": 3},

@@ -1,4 +1,4 @@
-"""Layer norms, residuals and jumping knowledge: a run over ranks is the oracle's run."""
+"""Norms, residuals and jumping knowledge: a run over ranks is the oracle's run."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ pytestmark = pytest.mark.spread
 
 # A norm makes sums of gradients 0: Adam would divide what rounding leaves of them by its own size.
 NORMED = {"norm": "layer", "optimizer": "sgd", "lr": 0.2}
+BATCH = {**NORMED, "norm": "batch"}
 PARTS = {
     "norm": NORMED,
     "residual": {"residual": "on"},
@@ -34,6 +35,8 @@ PARTS = {
     "max": {"jumping": "max"},
     "all": {**NORMED, "residual": "on", "jumping": "cat"},
     "norm, residual, max": {**NORMED, "residual": "on", "jumping": "max"},
+    "batch norm": BATCH,
+    "batch norm, residual, cat": {**BATCH, "residual": "on", "jumping": "cat", "mode": "nopipe"},
 }
 directed = partial(graphs.directed_random, 36, 150)
 CASES = {
@@ -87,20 +90,46 @@ def test_cases(comm, shared_tmp_path, model, part, case):
             assert_close(f"weights {name}", tensors[name], tensor, 1e-12, scale)
         assert_close("logits", logits, want.logits, 1e-12)
         assert_accuracies(result.summary, want)
-        assert all(
-            (f"g{layer}" in tensors) == ("norm" in part or part == "all") for layer in range(1, layers)
-        )
+        norms, batch = "norm" in part or part == "all", "batch" in part
+        for layer in range(1, layers):
+            assert (f"g{layer}" in tensors) == norms
+            assert (f"variance{layer}" in tensors) == batch == (f"b{layer}" not in tensors)
     rejoin(comm)
 
 
-def test_empty_parts_and_float32(comm, shared_tmp_path):
-    graph, owner = directed(), np.array([0, 2, 5])[np.arange(36) % 3]
+@pytest.mark.parametrize(
+    ("part", "parts"),
+    [("norm, residual, max", (0, 2, 5)), ("batch norm", (1, 3, 4)), ("batch norm", (5, 5, 5))],
+)
+def test_empty_parts_and_float32(comm, shared_tmp_path, part, parts):
+    graph, owner = directed(), np.array(parts)[np.arange(36) % 3]
     folder = prepare(comm, graph, shared_tmp_path / "graph", parts=6, owner=owner)
-    options = {"epochs": 10, "layers": 4, "hidden": 6, "intervals": 2, **PARTS["norm, residual, max"]}
+    options = {"epochs": 10, "layers": 4, "hidden": 6, "intervals": 2, **PARTS[part]}
     result = train(comm, *all_ranks(comm), folder, shared_tmp_path / "run", dtype="float32", **options)
     if comm.rank == 0:
         want, _ = oracle(graph, "gcn", **options)
         assert_close("losses", result.summary["loss"], want.losses, 1e-4)
+    rejoin(comm)
+
+
+@pytest.mark.parametrize("name", [name for name in graphs.AWKWARD if graphs.awkward(name).n > 1])
+def test_batch_norm_of_awkward_graphs(comm, shared_tmp_path, name):
+    graph, servers = graphs.awkward(name), list(graphs.AWKWARD).index(name) % min(comm.size, 2)
+    group, parts = (comm.size - servers, servers), max(4, comm.size)
+    owner = np.ones(graph.n, int) if graph.n < parts else None
+    folder = prepare(comm, graph, shared_tmp_path / "graph", parts=parts, owner=owner)
+    options = {"dtype": "float64", "epochs": 3, "layers": 3, "hidden": 4, "intervals": 2, **BATCH}
+    result = train(comm, *group, folder, shared_tmp_path / "run", **options)
+    tensors = comm.bcast(result.weights["last"] if comm.rank == 0 else None)
+    logits = forward(comm, group[0], folder, tensors, **options)
+    if comm.rank == 0:
+        want, named = oracle(graph, "gcn", **options)
+        assert_close("losses", result.summary["loss"], want.losses, 1e-11)
+        for kind in ("mean", "variance"):  # a column that hardly varies is divided by almost nothing
+            for layer in (1, 2):
+                found, hoped = (of[f"{kind}{layer}"] for of in (tensors, named))
+                assert_close(f"{kind}{layer}", found, hoped, 1e-11)
+        assert_close("logits", logits, want.logits, 1e-10)
     rejoin(comm)
 
 
