@@ -24,7 +24,6 @@ _NOT_YET = "is not available in this version"
 
 # Options of the command line's contract whose feature does not exist yet: refused by name.
 UNAVAILABLE_OPTIONS = (
-    "place",
     "halo_dtype",
     "checkpoint_every",
     "resume",
@@ -189,6 +188,11 @@ class TrainConfig:
     workers: int = _option(
         0, "Lambda invocations a graph server at once; 0: found by the autotuner", check=_COUNT
     )
+    place: str = _option(
+        "auto",
+        "gat on Lambda: attention over edges on the graph server or on the workers; auto: by an estimate",
+        choices=("auto", "ae=server", "ae=lambda"),
+    )
     tls: str = _option(
         "on", "encryption between Lambda and the servers; off on loopback only", choices=_SWITCH
     )
@@ -265,6 +269,8 @@ class TrainConfig:
             raise InputError(
                 "--model gatv2 is for --mode pipe or nopipe: its backward reads rows of its forward"
             )
+        if self.place == "ae=lambda":
+            self._check_place()
         if self.weight_update == "interval" and self.mode != "async":
             raise InputError(f"--weight-update interval is for --mode async, not {self.mode}")
         if self.backend != "cpu" and (self.dense_delay or self.straggler != 1.0):
@@ -276,6 +282,22 @@ class TrainConfig:
                 raise InputError(f"{_flag(name)} is for --backend lambda-local, not {self.backend}")
         if self.switch_margin and (self.mode != "async" or not self.target_accuracy):
             raise InputError("--switch-margin is for --mode async with a --target-accuracy")
+
+    @property
+    def may_place_edges(self) -> bool:
+        """Whether attention over edges can be a worker's."""
+        return self.model == "gat" and self.backend != "cpu" and not self.attention_dropout
+
+    def _check_place(self) -> None:
+        if self.model != "gat":
+            raise InputError(f"--place ae=lambda is for --model gat, not {self.model}")
+        if self.backend == "cpu":
+            raise InputError("--place ae=lambda is for --backend lambda or lambda-local, not cpu")
+        if self.attention_dropout:
+            raise InputError(
+                "--place ae=lambda needs --attention-dropout 0: workers have no masks of edges, got "
+                f"{self.attention_dropout}"
+            )
 
     def to_toml(self) -> str:
         """Return the configuration as TOML: a valid ``--config`` file."""

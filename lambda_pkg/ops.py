@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from lambda_pkg import attention, dense
+from lambda_pkg import attention, dense, edges
 
 Op = Sequence[Any]  # (function, parameters, names read, names made)
 
@@ -355,6 +355,24 @@ def _mean_heads_backward(
     return [*attention.mean_heads_backward(arrays[0], parameters["heads"])]
 
 
+def _attend(
+    parameters: Mapping[str, Any], arrays: list[np.ndarray], wanted: int, own: bool
+) -> Sequence[np.ndarray]:
+    return edges.attend(*arrays, slope=parameters["slope"])[:wanted]
+
+
+def _attend_targets(
+    parameters: Mapping[str, Any], arrays: list[np.ndarray], wanted: int, own: bool
+) -> Sequence[np.ndarray]:
+    return edges.attend_targets(*arrays, slope=parameters["slope"])
+
+
+def _attend_sources(
+    parameters: Mapping[str, Any], arrays: list[np.ndarray], wanted: int, own: bool
+) -> Sequence[np.ndarray]:
+    return edges.attend_sources(*arrays, slope=parameters["slope"])
+
+
 _FUNCTIONS: dict[str, _Function] = {
     "apply_vertex": _apply_vertex,
     "apply_vertex_backward": _apply_vertex_backward,
@@ -382,6 +400,9 @@ _FUNCTIONS: dict[str, _Function] = {
     "tally": _tally,
     "attention_transform": _attention_transform,
     "attention_transform_backward": _attention_transform_backward,
+    "attend": _attend,
+    "attend_targets": _attend_targets,
+    "attend_sources": _attend_sources,
     "mean_heads": _mean_heads,
     "mean_heads_backward": _mean_heads_backward,
 }

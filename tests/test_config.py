@@ -156,11 +156,12 @@ def test_every_option_from_every_place(toml):
         "negative_slope": 0.1,
         "attention_dropout": 0.6,
     }
-    assert {*other, *experiments, *own, *deep, *gcn, *gin, *gat} == set(NAMES)
+    placed = {"model": "gat", "backend": "lambda", "place": "ae=lambda"}
+    assert {*other, *experiments, *own, *deep, *gcn, *gin, *gat, *placed} == set(NAMES)
     for options in (
         other,
         experiments,
-        *({"data": "digits", **model} for model in (own, deep, gcn, gin, gat)),
+        *({"data": "digits", **model} for model in (own, deep, gcn, gin, gat, placed)),
     ):
         wanted = make_config(options)
         assert all(getattr(wanted, name) != getattr(make_config({}), name) for name in options)
@@ -299,6 +300,13 @@ def test_wrong_command_lines(words, said):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ({"model": "gatv2", "place": "ae=lambda"}, "--place ae=lambda is for --model gat, not gatv2"),
+        ({"model": "gat", "place": "ae=lambda"}, "--place ae=lambda is for --backend lambda or lambda-local"),
+        (
+            {"model": "gat", "place": "ae=lambda", "backend": "lambda", "attention_dropout": 0.5},
+            "--place ae=lambda needs --attention-dropout 0: workers have no masks of edges, got 0.5",
+        ),
+        ({"place": "ae=edge"}, "--place must be one of auto, ae=server, ae=lambda, got 'ae=edge'"),
         ({"model": "gat", "norm": "layer"}, "--norm is for --model gcn, sage and gin, not for gat"),
         ({"model_file": "m.py", "jumping": "cat"}, "--jumping is for --model gcn, sage and gin, not for"),
         ({"model": "sage", "norm": "layer", "l2_normalise": "on"}, "--norm layer and --l2-normalise on are"),

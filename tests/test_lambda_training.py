@@ -65,6 +65,11 @@ CASES = {
         [],
     ),
     "gat": ("dense", ["--model", "gat", "--hidden", 4, "--heads", 3, "--output-heads", 2], []),
+    "gat, edges on workers": (
+        "dense",
+        ["--model", "gat", "--layers", 3, "--hidden", 4, "--heads", 3, "--output-heads", 2],
+        ["--place", "ae=lambda", "--stream-rows", 16],
+    ),
     "gatv2": ("dense", ["--model", "gatv2", "--hidden", 4, "--heads", 2], ["--stream-rows", 16]),
     "own layer": ("dense", ["--model-file", "gatedsum.py", "--layers", 3, "--input-dropout", 0.2], []),
     "own layer, streamed": ("dense", ["--model-file", "appnp.py"], ["--stream-rows", 16]),
@@ -206,6 +211,18 @@ def test_every_dense_task_went_to_a_worker(jobs, three_ranks, name):
     assert account.tasks >= 2 * 3 * EPOCHS * passes // 2
     assert account.cold_starts >= 1 and min(account.bytes_sent, account.bytes_received) > 0
     assert jobs.summary(f"{name} cpu")["lambda"]["invocations"] == 0
+
+
+def test_where_attention_was_computed(jobs, three_ranks):
+    """Edges go to workers where that was asked for; else an estimate says that they stay."""
+    server, workers = (jobs.summary(f"{name} local") for name in ("gat", "gat, edges on workers"))
+    assert (server["place"]["ae"], server["place"]["by"]) == ("server", "estimate")
+    assert (workers["place"]["ae"], workers["place"]["by"]) == ("lambda", "option")
+    for summary in (server, workers):
+        assert summary["place"]["transfer_seconds"] > summary["place"]["server_seconds"] > 0
+        assert summary["config"]["place"] == f"ae={summary['place']['ae']}"
+    assert workers["task_seconds"]["AE"] > 0 and server["task_seconds"]["AE"] == 0
+    assert jobs.summary("gat cpu")["place"]["by"] == "default"
 
 
 def test_what_is_switched_changes_what_travels(jobs, three_ranks):

@@ -47,6 +47,10 @@ BUILT_IN = {
     "sage max, batch": (partial(sage_program, aggregator="max", pool=3, norm="batch"), "max"),
     "sage max, all": (partial(sage_program, aggregator="max", pool=3, **DEEP["cat"]), "max"),
     "gat": (partial(gat_program, heads=2, output_heads=3, attention_dropout=0.3), "attention"),
+    "gat, edges elsewhere": (
+        partial(gat_program, heads=2, output_heads=3, edges_elsewhere=True),
+        "attention",
+    ),
 }
 OPTIONS = {
     "n_features": 5, "hidden": [4], "n_classes": 3, "sparse_features": False, "dropout": 0.4,

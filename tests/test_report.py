@@ -43,6 +43,7 @@ KEYS = {
     "overlap": "graph dense messages any graph_and_dense graph_and_messages dense_and_messages all_three"
     " fraction",
     "weights_sha256": "",
+    "place": "ae by bytes_per_epoch transfer_seconds server_seconds",
     "lambda": "invocations retries throttles duplicates_refused timeouts cold_starts gb_seconds concurrency",
     "cost": "graph_servers parameter_servers lambda_compute lambda_requests total currency prices_dated",
 }

@@ -109,6 +109,12 @@ class DenseTasks:
         for name in plan.attributes:
             inputs[name] = getattr(task.part, name)[task.rows[0] : task.rows[1]]
         rows = frozenset(inputs)
+        for name in plan.collected:
+            way = self._program.tensors[name].collects
+            assert way is not None
+            inputs[name] = task.collected(name, way)
+        for name in plan.edges:
+            inputs[name] = task.edges(name)
         for name in plan.weights:
             inputs[name] = task.weights[name]
         outputs: dict[str, OutputSpec] = {}
@@ -148,7 +154,7 @@ class DenseTasks:
             keys={name: f"{name}@{version}" for name in plan.weights} if version else {},
             outputs=outputs,
             buffers=buffers,
-            chunk=self._offload.chunk,
+            chunk=0 if plan.edges else self._offload.chunk,  # edges read rows of all chunks
             finish=end,
         )
 

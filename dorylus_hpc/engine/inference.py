@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -97,7 +97,7 @@ def predict(
         return manifest
 
     manifest = together(comm, checked)
-    config = make_config(model.config)
+    config = replace(make_config(model.config), place="ae=server")
     program = together(
         comm,
         lambda: build_program(

@@ -80,6 +80,7 @@ def build_program(
             slope=config.negative_slope,
             attention_dropout=config.attention_dropout,
             second=config.model == "gatv2",
+            edges_elsewhere=config.place == "ae=lambda",
         )
     return gcn_program(**common, **more)
 

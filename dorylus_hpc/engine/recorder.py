@@ -92,6 +92,8 @@ class Recorder:
         What the sum of the loss is divided by.
     model_sha256
         Of the file of a model of the user's own.
+    place
+        Where attention over edges is computed, as it is to appear.
 
     Attributes
     ----------
@@ -111,7 +113,9 @@ class Recorder:
         *,
         divisor: float = 1.0,
         model_sha256: str = "",
+        place: Mapping[str, Any] | None = None,
     ) -> None:
+        self._place = place or {}
         self._model_sha256 = model_sha256
         self.weights: dict[str, np.ndarray] = {}
         self._tallies: dict[str, Tally] = {}  # of the same weights
@@ -277,6 +281,7 @@ class Recorder:
             ),
             cost=self._final_cost(accounts),
             weights_sha256=weights_sha256(weights["last"]),
+            place=self._place,
         )
         model = SavedModel(
             weights=weights,

@@ -14,7 +14,7 @@ import numpy as np
 from cython_kernels.layout import empty
 from dorylus_hpc.nn.layers import FEATURES
 from dorylus_hpc.nn.operands import DenseFeatures, PartOperands
-from dorylus_hpc.nn.program import INPUT, Program, RowTensor
+from dorylus_hpc.nn.program import INPUT, Ghosts, Program, RowTensor
 
 Arrays = dict[int, dict[str, np.ndarray]]  # by part and name
 
@@ -52,6 +52,7 @@ def allocate(
     apart: Iterable[str] = (),
     constants: RowTensors | None = None,
     intervals: int = 0,
+    collected: Mapping[tuple[int, Ghosts], int] | None = None,
 ) -> RowTensors:
     """Make the row tensors of the hosted parts, zero; dense features are one of them as they are.
 
@@ -71,6 +72,8 @@ def allocate(
         Take tensors that never change from these.
     intervals
         Of all parts of the graph: rows of tensors of sums, which the hosted parts share.
+    collected
+        By hosted part and direction: rows of tensors that collect what edges read.
     """
     shared: Arrays = {}
     sums = {
@@ -85,6 +88,9 @@ def allocate(
                 continue
             if tensor.sums:
                 shared[index][name] = sums[name]
+            elif tensor.collects:
+                rows = (collected or {})[index, tensor.collects]
+                shared[index][name] = _zeros((rows, tensor.width), np.dtype(tensor.dtype or dtype))
             elif tensor.constant and constants is not None:
                 shared[index][name] = constants.shared[index][name]
             else:

@@ -31,6 +31,7 @@ from dorylus_hpc.engine.schedule import Action, Mode, Round, Schedule, Unit
 from dorylus_hpc.engine.wiring import wire
 from dorylus_hpc.graph.data import TEST, TRAIN, VALIDATION
 from dorylus_hpc.nn.objective import Objective
+from dorylus_hpc.nn.operands import slice_edges
 from dorylus_hpc.nn.params import FlatLayout
 from dorylus_hpc.nn.program import INPUT, Program, Stage, Task
 from dorylus_hpc.report.trace import Tracer
@@ -194,6 +195,12 @@ class Runner:
             hosts = {part: graph.placement.host(part) for part in cuts}
             plans["all"] = sums_plan(hosts, comm.Get_rank(), cuts)
         counts = [len(cut) for _, cut in sorted(cuts.items())]
+        self._slices = {
+            (index, way): slice_edges(part.in_edges if way == "in" else part.out_edges, self.intervals[index])
+            for way in {one.collects for one in program.tensors.values() if one.collects}
+            for index, part in self._parts.items()
+        }
+        collected = {key: cut[-1].place[1] for key, cut in self._slices.items()}
         self._first_number = dict(zip(sorted(cuts), accumulate([0, *counts]), strict=False))
         self._wiring = wire(
             program,
@@ -224,11 +231,12 @@ class Runner:
 
         apart = {table.name for table in self._wiring.tables} - {INPUT} if mode == "async" else set()
         self.tensors = allocate(
-            program, self._parts, dtype, trains=trains, apart=apart, intervals=sum(counts)
-        )
+            program, self._parts, dtype, trains=trains, apart=apart, intervals=sum(counts),
+            collected=collected,
+        )  # fmt: skip
         beside = evaluates_beside or mode == "async"
         self._evaluated = (
-            allocate(program, self._parts, dtype, trains=False, constants=self.tensors)
+            allocate(program, self._parts, dtype, trains=False, constants=self.tensors, collected=collected)
             if beside
             else self.tensors
         )
@@ -344,6 +352,9 @@ class Runner:
             n_labelled=self._n_labelled,
             objective=self._objective,
             number=self._first_number[place.part] + place.interval,
+            slices={
+                way: cut[place.interval] for (part, way), cut in self._slices.items() if part == place.part
+            },
         )
         key = (kind == "evaluate", number, place.part, place.interval)
         ends = group == self._last_forward[kind] and place.interval >= 0

@@ -10,8 +10,9 @@ always a graph server; it records the run (`recorder`).
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,6 +25,7 @@ from dorylus_hpc.comm.roles import Placement, Roles, assign_roles
 from dorylus_hpc.comm.waiting import wait_all
 from dorylus_hpc.config import TrainConfig
 from dorylus_hpc.engine.checkpoint import CHECKPOINT
+from dorylus_hpc.engine.edge_placement import describe_place, estimate_edges
 from dorylus_hpc.engine.executor import Executor
 from dorylus_hpc.engine.graph_server import GraphServer
 from dorylus_hpc.engine.lambda_backend import LambdaBackend, check_backend, offload_of
@@ -115,16 +117,17 @@ def train(
     roles = together(comm, lambda: assign_roles(comm, config.servers))
     manifest = together(comm, lambda: _checked_manifest(folder, roles))
     together(comm, lambda: _check_goal(config, manifest, folder))
-    program = together(
-        comm,
-        lambda: build_program(
+
+    def build() -> Program:
+        return build_program(
             config,
             n_features=manifest.features,
             n_classes=manifest.classes,
             sparse_features=manifest.feature_kind == "csr",
             own=own,
-        ),
-    )
+        )
+
+    program = together(comm, build)
     config = replace(
         config,
         metric=together(comm, lambda: _metric(config, manifest, folder)),
@@ -132,9 +135,16 @@ def train(
         intervals=resolve_intervals(config, manifest, program),
         threads=config.threads or threads_per_rank(comm),
     )
-    layout = plan_layout(program.params, len(roles.weight_ranks))
     placement = Placement(len(manifest.parts), roles.n_graph)
-    plan = Plan(roles, config, manifest, program, layout, placement, own)
+    estimate = estimate_edges(config, manifest, placement) if config.may_place_edges else None
+    place = describe_place(config, estimate, given=config.place != "auto")
+    if config.place == "auto":
+        config = replace(config, place=estimate.place if estimate else "ae=server")
+        place["ae"] = config.place.removeprefix("ae=")
+    if config.place == "ae=lambda":
+        program = together(comm, build)
+    layout = plan_layout(program.params, len(roles.weight_ranks))
+    plan = Plan(roles, config, manifest, program, layout, placement, own, place)
     servers = cast("Intracomm", comm.Split(color=int(roles.is_graph_server), key=roles.rank))
     prices = together(comm, lambda: check_backend(config))
     with ExitStack() as stack:
@@ -265,6 +275,8 @@ class Plan:
         The parts' hosts.
     own
         The model, if it is the user's own.
+    place
+        Where attention over edges is computed, for the summary.
     """
 
     roles: Roles
@@ -274,6 +286,7 @@ class Plan:
     layout: FlatLayout
     placement: Placement
     own: OwnModel | None = None
+    place: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def dtype(self) -> np.dtype:
@@ -296,6 +309,17 @@ class Plan:
             f"{config.intervals} intervals a part, mode {config.mode}"
             + (f", staleness {config.staleness}" if config.mode == "async" else "")
             + (f"\nmetric {config.metric}" if config.metric != "accuracy" else "")
+            + self._describe_place()
+        )
+
+    def _describe_place(self) -> str:
+        if not self.config.may_place_edges:
+            return ""
+        where = "on the workers" if self.config.place == "ae=lambda" else "on the graph servers"
+        place = self.place
+        return (
+            f"\nattention over edges {where}: to workers and back {place['bytes_per_epoch'] / 1e6:.3g} MB an "
+            f"epoch, {place['transfer_seconds']:.3g} s, against {place['server_seconds']:.3g} s on the server"
         )
 
 
@@ -492,4 +516,5 @@ def _recorder(
         began,
         divisor=divisor,
         model_sha256=digest,
+        place=plan.place,
     )

@@ -24,7 +24,7 @@ from dorylus_hpc.graph.readers import from_arrays
 from dorylus_hpc.nn.check import describe
 from dorylus_hpc.nn.layers import FEATURES
 from dorylus_hpc.nn.offload import plan_offload
-from dorylus_hpc.nn.operands import DenseFeatures, Features, PartOperands, SparseFeatures
+from dorylus_hpc.nn.operands import DenseFeatures, Features, PartOperands, SparseFeatures, slice_edges
 from dorylus_hpc.nn.params import plan_layout
 from dorylus_hpc.nn.program import INPUT, LOSS, Pass, Program, Stage, Task, gradient_of
 from lambda_pkg.ops import OutputSpec
@@ -151,6 +151,11 @@ class Trial:
         settings = LoadSettings(self._dtype, aggregate=aggregate)
         self._parts, self._operands = _operands(graph, settings)
         self._n_labelled = int(sum(part.train_mask.sum() for part in self._operands))
+        self._slices = {
+            (part.index, way): slice_edges(part.in_edges if way == "in" else part.out_edges, cut)
+            for part, cut in zip(self._operands, self._intervals(), strict=True)
+            for way in {tensor.collects for tensor in program.tensors.values() if tensor.collects}
+        }
         self._constants: list[dict[str, np.ndarray]] = [{} for _ in self._parts]
         self._constants = self._allocate(training=True, constant=True)
         self._pass(program.setup_groups(), self._allocate(training=True), {}, training=True)
@@ -194,6 +199,10 @@ class Trial:
                     or tensor.constant != constant
                     or (tensor.trains_only and not training)
                 ):
+                    continue
+                if tensor.collects:
+                    n_rows = self._slices[part.index, tensor.collects][-1].place[1]
+                    arrays[tensor.name] = np.full((n_rows, tensor.width), np.nan, tensor.dtype or self._dtype)
                     continue
                 ghosts = {None: 0, "in": part.n_in_ghosts, "out": part.n_out_ghosts}[tensor.ghosts]
                 dtype = np.dtype(tensor.dtype or self._dtype)
@@ -240,6 +249,11 @@ class Trial:
                     task = Task(
                         part, rows, own, own, dict(weights), gradients, epoch, training, self._n_labelled,
                         number=first + number,
+                        slices={
+                            way: slices[number]
+                            for (index, way), slices in self._slices.items()
+                            if index == part.index
+                        },
                     )  # fmt: skip
                     if self._workers and stages[0].ops is not None:
                         self._run_elsewhere(dense, dense.index(stages), task)
@@ -274,6 +288,11 @@ class Trial:
         inputs = {name: task.block(name) for name in plan.rows}
         inputs |= {name: getattr(task.part, name)[rows] for name in plan.attributes}
         with_rows = frozenset(inputs)
+        for name in plan.collected:
+            way = self.program.tensors[name].collects
+            assert way is not None
+            inputs[name] = task.collected(name, way)
+        inputs |= {name: task.edges(name) for name in plan.edges}
         inputs |= {name: task.weights[name] for name in plan.weights}
         outputs = {}
         for name in plan.makes:

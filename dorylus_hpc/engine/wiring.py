@@ -178,7 +178,8 @@ def _resource(stage: Stage, dense: str) -> str:
 
 
 def _on_server(stage: Stage) -> bool:
-    return _gathers(stage) or stage.on_server or stage.kind in ("LD", "AE", "dAE", "RD")
+    stays = stage.kind in ("LD", "RD") or (stage.kind in ("AE", "dAE") and stage.ops is None)
+    return _gathers(stage) or stage.on_server or stays
 
 
 def split_by_place(stages: tuple[Stage, ...], *, fuse: bool = True) -> Iterable[tuple[Stage, ...]]:

@@ -7,7 +7,16 @@ from collections.abc import Iterable
 from dorylus_hpc.errors import InputError
 from dorylus_hpc.nn.layers import FEATURES
 from dorylus_hpc.nn.own import made_by, names_of
-from dorylus_hpc.nn.program import INPUT, LOSS, ROW_ATTRIBUTES, Pass, Program, Stage, gradient_of
+from dorylus_hpc.nn.program import (
+    EDGE_ATTRIBUTES,
+    INPUT,
+    LOSS,
+    ROW_ATTRIBUTES,
+    Pass,
+    Program,
+    Stage,
+    gradient_of,
+)
 from lambda_pkg.ops import check_program as check_ops
 
 _KINDS = {
@@ -76,6 +85,7 @@ def _check_weights(program: Program) -> None:
 def _check_stages(program: Program, place: str) -> None:
     weights = {spec.name for spec in program.params}
     known = {*program.tensors, *weights, *map(gradient_of, weights), *ROW_ATTRIBUTES, LOSS, INPUT, FEATURES}
+    known |= {*EDGE_ATTRIBUTES}
     for stage in getattr(program, place):
         told = describe(stage)
         if stage.kind not in _KINDS[place]:

@@ -17,6 +17,9 @@ Products come before the gather: a gather of the input would have to be done for
 number a head and vertex (GATv2: from the products), the maximum and the sum of a target's weights. Nothing is
 stored for an edge. What a gather reads of a vertex is packed in one row.
 
+Where edges are a worker's (the paper's placement), a gather only collects the rows that an interval's edges
+read, each once, in ``E{l}`` (forward) and ``F{l}`` (backward); AE and dAE, on the worker, do the rest.
+
 Row tensors of layer l::
 
     Y{l}     products y, and behind them the scores a_s . y (GATv2: y alone)
@@ -43,6 +46,7 @@ from cython_kernels import (
     attention_targets,
     bias_elu_dropout,
     elu_dropout_backward,
+    pack_rows,
 )
 from dorylus_hpc.nn.layers import Layer, assemble, plan_layers
 from dorylus_hpc.nn.operands import AttentionKey
@@ -57,6 +61,7 @@ from lambda_pkg.attention import (
     transform,
 )
 from lambda_pkg.dense import apply_vertex, apply_vertex_backward, bias_gradient
+from lambda_pkg.edges import attend, attend_sources, attend_targets
 from lambda_pkg.ops import Op
 
 RECORD, RECORD_V2 = 4, 3  # numbers a head that the backward's scores need of a target
@@ -78,6 +83,7 @@ def gat_program(
     slope: float = 0.2,
     attention_dropout: float = 0.0,
     second: bool = False,
+    edges_elsewhere: bool = False,
 ) -> Program:
     """Declare a GAT.
 
@@ -95,11 +101,20 @@ def gat_program(
         Probability of dropping a weight of an edge.
     second
         GATv2.
+    edges_elsewhere
+        Edges may be a worker's, which gets the rows that they read; not of GATv2, nor with dropout of edges.
 
     Returns
     -------
     Program
+
+    Raises
+    ------
+    ValueError
+        Edges can't be a worker's.
     """
+    if edges_elsewhere and (second or attention_dropout):
+        raise ValueError("edges stay on the server with second=True or attention_dropout")
     planned = plan_layers(
         [n_features, *(heads * columns for columns in hidden), n_classes],
         dropout=dropout,
@@ -108,7 +123,7 @@ def gat_program(
         decay_scope=decay_scope,
         seed=seed,
     )
-    kind = _SecondLayer if second else _Layer
+    kind = _SecondLayer if second else _ElsewhereLayer if edges_elsewhere else _Layer
     layers = [
         kind(
             **layer,
@@ -466,3 +481,92 @@ class _SecondLayer(_Layer):
             ("apply_vertex_backward", {}, [h, f"W{i}", f"dY{i}"], [gradient_of(f"W{i}"), d_h]),
             ("add_gradient", {}, [d_h, h, f"Wt{i}", f"dT{i}"], [d_h, gradient_of(f"Wt{i}")]),
         ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ElsewhereLayer(_Layer):
+    """A layer of a GAT whose edges may be a worker's."""
+
+    def tensors(self) -> list[RowTensor]:
+        i, width = self.index, self.width
+        return [
+            *super().tensors(),
+            RowTensor(f"E{i}", width + self.heads, collects="in"),
+            RowTensor(f"F{i}", width + RECORD * self.heads, trains_only=True, collects="out"),
+        ]
+
+    def forward(self) -> list[Stage]:
+        i, made = self.index, list[Stage]()
+        for stage in super().forward():
+            if stage.kind != "GA":
+                made.append(stage)
+                continue
+            made.append(Stage("GA", i, self.collect_sources, tensor=f"Y{i}", reads=(f"Y{i}",)))
+            made.append(Stage("AE", i, self.attend, ops=self.attend_ops))
+        return made
+
+    def backward(self) -> list[Stage]:
+        i, made = self.index, list[Stage]()
+        for stage in super().backward():
+            if stage.kind == "dAE":
+                made.append(Stage("dAE", i, self.pack_gradient, ops=self.pack_gradient_ops))
+            elif stage.kind == "dGA":
+                made.append(Stage("dGA", i, self.collect_targets, tensor=f"Q{i}", reads=(f"Q{i}",)))
+                made.append(Stage("dAE", i, self.attend_backward, ops=self.attend_backward_ops))
+            else:
+                made.append(stage)
+        return made
+
+    def collect_sources(self, task: Task) -> None:
+        i, out = self.index, task.collected(f"E{self.index}", "in")
+        pack_rows(task.sources[f"Y{i}"], task.slices["in"].sources, out, validate=False)
+
+    def collect_targets(self, task: Task) -> None:
+        i, out = self.index, task.collected(f"F{self.index}", "out")
+        pack_rows(task.sources[f"Q{i}"], task.slices["out"].sources, out, validate=False)
+
+    # What a worker does, as ops and here.
+
+    def attend(self, task: Task) -> None:
+        i, edges = self.index, task.slices["in"]
+        packed, score = task.collected(f"E{i}", "in"), task.block(f"T{i}")
+        found = attend(packed, edges.indptr, edges.indices, score, slope=self.key.slope)
+        for name, array in zip(self._attended(training=task.training), found, strict=False):
+            task.block(name)[...] = array
+
+    def attend_ops(self, way: Pass) -> list[Op]:
+        i, slope = self.index, {"slope": self.key.slope}
+        reads = [f"E{i}", "in.indptr", "in.indices", f"T{i}"]
+        return [("attend", slope, reads, self._attended(training=way.training))]
+
+    def _attended(self, *, training: bool) -> list[str]:
+        saved = [name for name, _ in self.saved_tensors()] if training else []
+        return [f"Z{self.index}", *saved]
+
+    def pack_gradient(self, task: Task) -> None:
+        reads, makes = self._packed
+        z, d_z, *others = map(task.block, reads)
+        found = attend_targets(z, d_z, *others, slope=self.key.slope)
+        for name, array in zip(makes, found, strict=True):
+            task.block(name)[...] = array
+
+    def pack_gradient_ops(self, _: Pass) -> list[Op]:
+        reads, makes = self._packed
+        return [("attend_targets", {"slope": self.key.slope}, reads, makes)]
+
+    @property
+    def _packed(self) -> tuple[list[str], list[str]]:
+        i, saved = self.index, (name for name, _ in self.saved_tensors())
+        return [f"Z{i}", f"dZ{i}", f"T{i}", *saved], [f"dT{i}", f"Q{i}"]
+
+    def attend_backward(self, task: Task) -> None:
+        i, edges = self.index, task.slices["out"]
+        packed, sources = task.collected(f"F{i}", "out"), task.block(f"Y{i}")
+        found = attend_sources(packed, edges.indptr, edges.indices, sources, slope=self.key.slope)
+        for name, array in zip((f"dY{i}", f"dS{i}"), found, strict=True):
+            task.block(name)[...] = array
+
+    def attend_backward_ops(self, _: Pass) -> list[Op]:
+        i, slope = self.index, {"slope": self.key.slope}
+        reads = [f"F{i}", "out.indptr", "out.indices", f"Y{i}"]
+        return [("attend_sources", slope, reads, [f"dY{i}", f"dS{i}"])]

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from dorylus_hpc.nn.program import LOSS, ROW_ATTRIBUTES, Pass, Program, Stage, gradient_of
+from dorylus_hpc.nn.program import EDGE_ATTRIBUTES, LOSS, ROW_ATTRIBUTES, Pass, Program, Stage, gradient_of
 from lambda_pkg.ops import Op
 
 TALLY = "tally"  # right and wrong answers of an interval, by set
@@ -35,6 +35,10 @@ class DenseGroup:
         In order, ops of earlier ones to be repeated first.
     rows
         Row tensors that go out.
+    collected
+        Of those that have what edges read: what the interval's edges do.
+    edges
+        Edges of the interval that go out.
     attributes
         Attributes of the vertices that go out.
     weights
@@ -59,6 +63,8 @@ class DenseGroup:
     loss: bool
     counts: bool
     logits: str
+    collected: tuple[str, ...] = ()
+    edges: tuple[str, ...] = ()
 
     def ops(self, way: Pass, n_sets: int) -> list[Op]:
         """Return the program of a pass."""
@@ -106,10 +112,11 @@ def plan_offload(
     reads = _inputs(ops)
     made = {name: None for op in ops for name in op[3]}
     weights = {spec.name for spec in program.params}
+    collected = {name for name, tensor in program.tensors.items() if tensor.collects}
     return DenseGroup(
         name="+".join(f"{stage.kind}{stage.layer}" for stage in groups[place]),
         stages=stages,
-        rows=tuple(name for name in reads if name in program.tensors),
+        rows=tuple(name for name in reads if name in program.tensors and name not in collected),
         attributes=tuple(name for name in reads if name in ROW_ATTRIBUTES),
         weights=tuple(name for name in reads if name in weights),
         makes=tuple(name for name in made if name in program.tensors and name in needed),
@@ -117,6 +124,8 @@ def plan_offload(
         loss=LOSS in made,
         counts=counts,
         logits=program.logits,
+        collected=tuple(name for name in reads if name in collected),
+        edges=tuple(name for name in reads if name in EDGE_ATTRIBUTES),
     )
 
 

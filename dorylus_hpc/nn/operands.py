@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -362,6 +362,39 @@ class SparseFeatures:
             rows=rows,
             validate=False,
         )
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeSlice:
+    """Edges of one direction of an interval, over rows that are collected for it.
+
+    Attributes
+    ----------
+    indptr, indices
+        CSR of the interval's rows; indices count `sources`.
+    sources : ndarray, (m,), int32
+        Local rows of the part that the interval's edges read, each once, in order.
+    place
+        Where these are, (start, stop), in a row tensor that has them for all intervals of the part.
+    """
+
+    indptr: np.ndarray
+    indices: np.ndarray
+    sources: np.ndarray
+    place: tuple[int, int]
+
+
+def slice_edges(edges: EdgeOperand, intervals: Sequence[tuple[int, int]]) -> tuple[EdgeSlice, ...]:
+    """Cut the edges of a part by its intervals. O(edges log edges) time, 4 bytes an edge."""
+    made, at = [], 0
+    for start, stop in intervals:
+        indptr = edges.indptr[start : stop + 1] - edges.indptr[start]
+        read = edges.indices[edges.indptr[start] : edges.indptr[stop]]
+        sources, indices = np.unique(read, return_inverse=True)
+        place = (at, at + len(sources))
+        made.append(EdgeSlice(indptr, indices.astype(np.int32), sources.astype(np.int32), place))
+        at += len(sources)
+    return tuple(made)
 
 
 Features = DenseFeatures | SparseFeatures

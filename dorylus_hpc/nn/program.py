@@ -24,14 +24,14 @@ Reference: Dorylus (OSDI '21), section 3.1, the SAGA-NN model GA, AV, SC, AE, af
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
 from dorylus_hpc.nn.objective import Objective
-from dorylus_hpc.nn.operands import PartOperands
+from dorylus_hpc.nn.operands import EdgeSlice, PartOperands
 from dorylus_hpc.nn.params import ParamSpec
 from lambda_pkg.ops import Op
 
@@ -39,6 +39,7 @@ INPUT = "X"  # the features, own rows and ghosts, as they were loaded; only dens
 
 LOSS = "loss"  # the sum over an interval's training vertices
 ROW_ATTRIBUTES = ("gids", "labels", "train_mask", "split")  # of a part, a value a vertex
+EDGE_ATTRIBUTES = ("in.indptr", "in.indices", "out.indptr", "out.indices")  # of an interval's `EdgeSlice`s
 
 
 def gradient_of(weight: str) -> str:
@@ -70,6 +71,9 @@ class RowTensor:
         Empty: that of all arithmetic.
     sums
         It has a row for each interval of all parts, in order: of what RD adds up. All hosted parts share it.
+    collects
+        Not None: its rows are those that gathers over edges of this direction read, interval after interval,
+        each once an interval; see `EdgeSlice`.
     """
 
     name: str
@@ -79,6 +83,7 @@ class RowTensor:
     constant: bool = False
     dtype: str = ""
     sums: bool = False
+    collects: Ghosts | None = None
 
 
 @dataclass
@@ -114,6 +119,8 @@ class Task:
         The loss.
     number
         Of the interval, among those of all parts.
+    slices
+        The interval's edges by direction, where row tensors collect what they read.
     """
 
     part: PartOperands
@@ -128,10 +135,20 @@ class Task:
     loss: float = 0.0
     objective: Objective = field(default_factory=Objective)
     number: int = 0
+    slices: Mapping[Ghosts, EdgeSlice] = field(default_factory=dict)
 
     def block(self, name: str) -> np.ndarray:
         """Return the interval's rows of a row tensor."""
         return self.tensors[name][self.rows[0] : self.rows[1]]
+
+    def collected(self, name: str, way: Ghosts) -> np.ndarray:
+        """Return what was collected for the interval's edges of a direction."""
+        return self.tensors[name][slice(*self.slices[way].place)]
+
+    def edges(self, name: str) -> np.ndarray:
+        """Return one of `EDGE_ATTRIBUTES`."""
+        way, _, array = name.partition(".")
+        return getattr(self.slices[way], array)  # type: ignore[index]
 
 
 @dataclass(frozen=True)
@@ -182,9 +199,9 @@ class Stage:
         A dense stage that stays where the graph is, even if others run elsewhere: it reads features, which
         are large and never change.
     ops
-        The same work as `run` for a worker elsewhere, of a dense stage that is not `on_server`. Names are
-        those of row tensors, weights, gradients (`gradient_of`), the attributes `ROW_ATTRIBUTES` of the part,
-        and `LOSS`.
+        The same work as `run` for a worker elsewhere, of a dense stage that is not `on_server`, or of an AE
+        or dAE that is to run there. Names are those of row tensors, weights, gradients (`gradient_of`), the
+        attributes `ROW_ATTRIBUTES` of the part and `EDGE_ATTRIBUTES` of the interval, and `LOSS`.
     reads
         Row tensors that `run` reads in the interval's own rows, where neither `ops` nor `tensor` tells.
     makes

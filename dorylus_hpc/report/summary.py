@@ -23,6 +23,7 @@ _LAMBDA = (
     "gb_seconds",
     "concurrency",
 )
+_PLACE = ("ae", "by", "bytes_per_epoch", "transfer_seconds", "server_seconds")
 _COST = (
     "graph_servers",
     "parameter_servers",
@@ -53,6 +54,7 @@ def build_summary(
     serverless: Mapping[str, Any],
     cost: Mapping[str, Any],
     weights_sha256: str,
+    place: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return the summary of a run.
 
@@ -88,6 +90,8 @@ def build_summary(
         Of the run so far, None where there is no price.
     weights_sha256
         Of the last weights.
+    place
+        Where attention over edges was computed, and what was estimated of it.
 
     Returns
     -------
@@ -130,6 +134,7 @@ def build_summary(
         "weight_versions": weight_versions,
         "overlap": dict(overlap),
         "weights_sha256": weights_sha256,
+        "place": dict.fromkeys(_PLACE) | dict(place),
         "lambda": dict.fromkeys(_LAMBDA, 0) | dict(serverless),
         "cost": dict.fromkeys(_COST) | dict(cost),
     }
