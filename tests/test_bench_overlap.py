@@ -79,7 +79,9 @@ def test_bounds_and_simulations_of_the_band(cluster: Cluster) -> None:
 
 def test_rows(cluster: Cluster) -> None:
     measured = {"nopipe": 5.2, "pipe": 4.3, "async S=0": 4.0, "async S=1": 4.1625}
-    rows = {row["mode"]: row for row in overlap.rows_of(cluster, TIMES, measured)}
+    longer = {name: 1.1 * seconds for name, seconds in TIMES.items()}
+    own = {"pipe": longer, "async S=0": TIMES, "async S=1": longer}
+    rows = {row["mode"]: row for row in overlap.rows_of(cluster, TIMES, own, measured)}
     assert rows["nopipe"]["arithmetic_seconds"] == 5.0
     assert rows["nopipe"]["of_arithmetic"] == pytest.approx(1.04)
     assert {mode: row["bound_seconds"] for mode, row in rows.items() if mode != "nopipe"} == {
@@ -90,9 +92,13 @@ def test_rows(cluster: Cluster) -> None:
     assert {row["path_or_resource_seconds"] for mode, row in rows.items() if mode != "nopipe"} == {3.125}
     shares = [rows[mode]["gain_share"] for mode in overlap.OVERLAPPING]
     assert shares == pytest.approx([0.75, 1.0, 0.5])
-    assert [row["reached"] for row in rows.values()] == [True, False, True, False]
+    bounds = [rows[mode]["own_bound_seconds"] for mode in overlap.OVERLAPPING]
+    assert bounds == pytest.approx([4.4, 4.0, 3.4375])
+    shares = [rows[mode]["own_gain_share"] for mode in overlap.OVERLAPPING]
+    assert shares == pytest.approx([0.9 / 0.8, 1.0, 1.0375 / 1.7625])
+    assert [row["reached"] for row in rows.values()] == [True, True, True, False]
     text = overlap.table(list(rows.values()))
-    assert "75.0%" in text[2] and "missed" in text[2] and "missed" not in text[3]
+    assert "75.0%" in text[3] and "112.5%" in text[3] and "missed" not in text[3] and "missed" in text[5]
 
 
 def test_share_of_the_possible_gain() -> None:
