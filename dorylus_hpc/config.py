@@ -108,6 +108,12 @@ class TrainConfig:
     constant_aggregate: str = _option(
         "on", "what a first layer gathers is computed once, if nothing changes it", choices=_SWITCH
     )
+    ghost_products: str = _option(
+        "auto",
+        "gat, gatv2: layer 1's products of ghosts are exchanged, or computed by all ranks that read them; "
+        "auto: what should take less time",
+        choices=("auto", "exchange", "compute"),
+    )
     dtype: str = _option("float32", "arithmetic", choices=("float32", "float64"))
     epochs: int = _option(200, "epochs", check=_POSITIVE_COUNT)
     seed: int = _option(

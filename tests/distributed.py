@@ -155,6 +155,7 @@ NOT_THE_ORACLES = (
     "mode",
     "layer_order",
     "constant_aggregate",
+    "ghost_products",
 )  # options that may change no result
 
 

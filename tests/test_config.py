@@ -34,7 +34,7 @@ CONTRACT = """data model layers model-file hidden heads dropout input-dropout lr
     resume
     on-loss run-dir config""".split()
 ADDED = """norm residual jumping metric class-weights
-    source-degree layer-order constant-aggregate aggregator l2-normalise epsilon
+    source-degree layer-order constant-aggregate ghost-products aggregator l2-normalise epsilon
     output-heads negative-slope attention-dropout switch-margin dense-delay straggler trace-events
     endpoint-url function-timeout workers tensor-host tensor-port task-fusion rematerialisation stream-rows
     instance-type prices local-latency local-bandwidth local-faults""".split()
@@ -107,6 +107,7 @@ def test_every_option_from_every_place(toml):
         "feature_norm": "row",
         "layer_order": "transform-first",
         "constant_aggregate": "off",
+        "ghost_products": "exchange",
         "dtype": "float64",
         "epochs": 1,
         "seed": 2**63 - 1,

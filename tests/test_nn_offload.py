@@ -11,6 +11,7 @@ from dorylus_hpc.engine.wiring import split_by_place
 from dorylus_hpc.nn.gat import gat_program
 from dorylus_hpc.nn.gcn import gcn_program
 from dorylus_hpc.nn.gin import gin_program
+from dorylus_hpc.nn.layers import Choices
 from dorylus_hpc.nn.objective import Objective
 from dorylus_hpc.nn.offload import TALLY, plan_offload
 from dorylus_hpc.nn.operands import DenseFeatures, EdgeOperand, PartOperands
@@ -38,6 +39,9 @@ MODELS = {
     "gin, batch norm": partial(gin_program, inner=5, norm="batch"),
     "gat": partial(gat_program, heads=2, output_heads=3),
     "gatv2": partial(gat_program, heads=2, output_heads=3, second=True),
+    "gat, products exchanged": partial(
+        gat_program, heads=2, output_heads=3, choices=Choices(ghost_products="exchange")
+    ),
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 from dorylus_hpc.nn.gat import gat_program
 from dorylus_hpc.nn.gcn import gcn_program
 from dorylus_hpc.nn.gin import gin_program
-from dorylus_hpc.nn.layers import Choices
+from dorylus_hpc.nn.layers import Choices, exchanges_products
 from dorylus_hpc.nn.program import Program, Stage, fuse
 from dorylus_hpc.nn.sage import sage_program
 
@@ -161,7 +161,7 @@ def test_an_aggregate_of_features_may_be_computed_in_every_epoch() -> None:
 
 
 def test_gat_packs_scores_beside_what_they_weigh() -> None:
-    model = other(gat_program, heads=4, output_heads=2)
+    model = other(gat_program, heads=4, output_heads=2, choices=Choices(ghost_products="compute"))
     assert model.orders == ("transform-first", "transform-first")
     assert words(model.training_groups()) == [
         "AV1",
@@ -176,6 +176,50 @@ def test_gat_packs_scores_beside_what_they_weigh() -> None:
     sent = {"Y1": 4 * 16 + 4, "Y2": 2 * 7 + 2, "Q1": 4 * 16 + 16, "Q2": 2 * 7 + 8}
     assert {name: t.width for name, t in model.tensors.items() if t.ghosts} == sent
     assert {spec.name for spec in model.params if not spec.decay} == {"b1", "b2"}
+
+
+@pytest.mark.parametrize("second", [False, True])
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("dropped", [0.0, 0.3])
+def test_products_of_ghosts_are_exchanged_or_computed(second: bool, sparse: bool, dropped: float) -> None:
+    def made(how: str) -> Program:
+        return other(
+            gat_program, heads=4, second=second, sparse_features=sparse, input_dropout=dropped,
+            choices=Choices(ghost_products=how),
+        )  # fmt: skip
+
+    exchanged, computed = made("exchange"), made("compute")
+    first = "AV1 AV1" if dropped else "AV1"
+    groups = words(computed.training_groups())
+    assert groups[:2] == [first, words(exchanged.training_groups())[2]]
+    assert words(exchanged.training_groups()) == [first, "SC1", *groups[1:]]
+    assert words(exchanged.evaluation_groups())[:2] == ["AV1", "SC1"]
+    assert words(computed.evaluation_groups())[:2] == ["AV1", words(exchanged.evaluation_groups())[2]]
+    assert words(computed.setup_groups()) == ([] if sparse else ["LD1", "SC1", "LD1"])
+    assert words(exchanged.setup_groups()) == ([] if sparse else ["LD1"])
+    assert computed.reads_ghost_features and not exchanged.reads_ghost_features
+    assert computed.tensors == exchanged.tensors
+
+
+def test_products_of_ghosts_are_exchanged_of_many_dense_features() -> None:
+    for how, few, many, sparse in (
+        ("auto", False, True, False),
+        ("exchange", True, True, True),
+        ("compute", False, False, False),
+    ):
+        choices = Choices(ghost_products=how)
+        assert exchanges_products(80, sparse=False, choices=choices) == few
+        assert exchanges_products(81, sparse=False, choices=choices) == many
+        assert exchanges_products(10_000, sparse=True, choices=choices) == sparse
+    assert exchanges_products(81, sparse=False)
+
+
+def test_programs_tell_whether_they_read_features_of_ghosts() -> None:
+    assert program().reads_ghost_features  # once, in the set-up
+    assert program(input_dropout=0.5).reads_ghost_features
+    assert program(n_features=1000, input_dropout=0.5).orders[0] == "transform-first"
+    assert program(n_features=1000, input_dropout=0.5).reads_ghost_features
+    assert program(sparse_features=True).reads_ghost_features
 
 
 @pytest.mark.parametrize("dropped", [0.0, 0.1])

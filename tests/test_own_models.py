@@ -20,6 +20,7 @@ from dorylus_hpc.model import OwnLayer, RowTensor, Stage, check_gradients, check
 from dorylus_hpc.nn.gat import gat_program
 from dorylus_hpc.nn.gcn import gcn_program
 from dorylus_hpc.nn.gin import gin_program
+from dorylus_hpc.nn.layers import Choices
 from dorylus_hpc.nn.sage import sage_program
 
 DEEP = {
@@ -49,6 +50,10 @@ BUILT_IN = {
     "gat": (partial(gat_program, heads=2, output_heads=3, attention_dropout=0.3), "attention"),
     "gat, edges elsewhere": (
         partial(gat_program, heads=2, output_heads=3, edges_elsewhere=True),
+        "attention",
+    ),
+    "gat, products exchanged": (
+        partial(gat_program, heads=2, choices=Choices(ghost_products="exchange")),
         "attention",
     ),
 }

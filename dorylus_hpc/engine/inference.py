@@ -109,9 +109,8 @@ def predict(
         ),
     )
     with Executor(threads or threads_per_rank(comm)) as executor:
-        graph = load_graph(
-            comm, folder, manifest, load_settings(config, own), columns=model.columns, executor=executor
-        )
+        settings = load_settings(config, own, program)
+        graph = load_graph(comm, folder, manifest, settings, columns=model.columns, executor=executor)
         runner = Runner(
             graph,
             program,

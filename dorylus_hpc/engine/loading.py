@@ -66,12 +66,15 @@ class LoadSettings:
         Whose degree normalises the source end of an edge: ``in`` or ``out``.
     aggregate
         What the model takes from neighbours, a name of `dorylus_hpc.graph.normalise`.
+    ghost_features
+        False: features of ghosts are neither exchanged nor given room.
     """
 
     dtype: np.dtype
     feature_norm: str = "none"
     source_degree: str = "in"
     aggregate: str = "gcn"
+    ghost_features: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,7 +246,8 @@ def _add_dense(
 ) -> np.ndarray:
     """Have own rows read, and normalised where a row needs no other; return room for ghosts' rows too."""
     n_own, width = stored.arrays["values"].shape
-    x = empty((n_own + part.in_edges.n_ghost, width), settings.dtype)
+    n_ghost = part.in_edges.n_ghost if settings.ghost_features else 0
+    x = empty((n_own + n_ghost, width), settings.dtype)
 
     def normalise(rows: np.ndarray) -> None:
         if settings.feature_norm == "row":
@@ -296,13 +300,15 @@ def _exchanged(
     arrays: dict[int, dict[str, np.ndarray]],
     settings: LoadSettings,
 ) -> dict[int, SparseFeatures]:
-    """Make sparse rows of what was read, normalise them, and add those of ghosts."""
+    """Make sparse rows of what was read, normalise them, and add those of ghosts where they are read."""
     rows = {}
     for part in parts:
         own = arrays.pop(part.index)
         matrix = narrow(own["data"], own["indices"], own["indptr"], (part.n_own, manifest.features))
         rows[part.index] = normalise_rows(matrix) if settings.feature_norm == "row" else matrix
-    local = exchange_csr(halo, {part.index: part.in_edges.n_ghost for part in parts}, rows)
+    local = rows
+    if settings.ghost_features:
+        local = exchange_csr(halo, {part.index: part.in_edges.n_ghost for part in parts}, rows)
     return {part.index: _sparse_features(part, local.pop(part.index)) for part in parts}
 
 

@@ -60,9 +60,10 @@ def build_program(
     if own is not None:
         own.attempt(**common)
         return own.build(**common)
+    choices = Choices(config.layer_order, config.constant_aggregate == "on", config.ghost_products)
     more: dict[str, Any] = {
         "norm": config.norm, "residual": config.residual == "on", "jumping": config.jumping,
-        "choices": Choices(config.layer_order, config.constant_aggregate == "on"),
+        "choices": choices,
     }  # fmt: skip
     if config.model == "sage":
         normalises = config.l2_normalise == "on"
@@ -81,6 +82,7 @@ def build_program(
             attention_dropout=config.attention_dropout,
             second=config.model == "gatv2",
             edges_elsewhere=config.place == "ae=lambda",
+            choices=choices,
         )
     return gcn_program(**common, **more)
 
@@ -104,10 +106,17 @@ def build_optimizer(config: TrainConfig) -> Optimizer:
     return make_optimizer(config.optimizer, **options)
 
 
-def load_settings(config: TrainConfig, own: OwnModel | None = None) -> LoadSettings:
-    """Return how a configuration wants a graph to be read."""
-    dtype = np.dtype(config.dtype)
-    return LoadSettings(dtype, config.feature_norm, config.source_degree, aggregate_of(config, own))
+def load_settings(
+    config: TrainConfig, own: OwnModel | None = None, program: Program | None = None
+) -> LoadSettings:
+    """Return how a configuration wants a graph to be read; without a program, with features of ghosts."""
+    return LoadSettings(
+        np.dtype(config.dtype),
+        config.feature_norm,
+        config.source_degree,
+        aggregate_of(config, own),
+        ghost_features=program is None or program.reads_ghost_features,
+    )
 
 
 def resolve_intervals(config: TrainConfig, manifest: Manifest, program: Program) -> int:

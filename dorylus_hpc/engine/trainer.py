@@ -379,9 +379,8 @@ def _executor(plan: Plan, backend: LambdaBackend | None) -> Executor:
 
 def _host(servers: Intracomm, plan: Plan, folder: Path, executor: Executor, tracer: Tracer) -> Hosted:
     config = plan.config
-    graph = load_graph(
-        servers, folder, plan.manifest, load_settings(config, plan.own), executor=executor, tracer=tracer
-    )
+    settings = load_settings(config, plan.own, plan.program)
+    graph = load_graph(servers, folder, plan.manifest, settings, executor=executor, tracer=tracer)
     members, known = count_members(servers, graph, plan.manifest.classes)
     _check_members(config, members, folder)
     objective = _objective(servers, plan, members[0], known[0], folder)

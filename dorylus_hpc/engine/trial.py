@@ -103,7 +103,7 @@ def _operands(graph: GraphData, settings: LoadSettings) -> tuple[list[Part], lis
     parts = [part.without_loops() for part in build_parts(graph, owner, parts=PARTS, order="none")]
     operands = []
     for part in parts:
-        gids = np.concatenate([part.gid, part.in_edges.ghost_gid])
+        gids = np.concatenate([part.gid, part.in_edges.ghost_gid[: None if settings.ghost_features else 0]])
         features: Features
         if graph.sparse_features:
             x = sp.csr_array(graph.features[gids])
@@ -148,7 +148,7 @@ class Trial:
     ) -> None:
         self.program, self.layout = program, plan_layout(program.params, 1)
         self._dtype, self._workers, self._rematerialise = np.dtype(dtype), workers, rematerialise
-        settings = LoadSettings(self._dtype, aggregate=aggregate)
+        settings = LoadSettings(self._dtype, aggregate=aggregate, ghost_features=program.reads_ghost_features)
         self._parts, self._operands = _operands(graph, settings)
         self._n_labelled = int(sum(part.train_mask.sum() for part in self._operands))
         self._slices = {

@@ -19,6 +19,8 @@ stored for an edge. What a gather reads of a vertex is packed in one row.
 
 Where edges are a worker's (the paper's placement), a gather only collects the rows that an interval's edges
 read, each once, in ``E{l}`` (forward) and ``F{l}`` (backward); AE and dAE, on the worker, do the rest.
+The first layer may make products of its own rows alone and exchange them, as all other layers do; or those
+of ghosts too, from their features, which never change.
 
 Row tensors of layer l::
 
@@ -48,7 +50,7 @@ from cython_kernels import (
     elu_dropout_backward,
     pack_rows,
 )
-from dorylus_hpc.nn.layers import Layer, assemble, plan_layers
+from dorylus_hpc.nn.layers import Choices, Layer, assemble, exchanges_products, plan_layers
 from dorylus_hpc.nn.operands import AttentionKey
 from dorylus_hpc.nn.params import ParamSpec
 from dorylus_hpc.nn.program import Pass, Program, RowTensor, Stage, Task, gradient_of, load_stages
@@ -84,6 +86,7 @@ def gat_program(
     attention_dropout: float = 0.0,
     second: bool = False,
     edges_elsewhere: bool = False,
+    choices: Choices | None = None,
 ) -> Program:
     """Declare a GAT.
 
@@ -103,6 +106,8 @@ def gat_program(
         GATv2.
     edges_elsewhere
         Edges may be a worker's, which gets the rows that they read; not of GATv2, nor with dropout of edges.
+    choices
+        What of the plan is chosen beforehand: here only products of ghosts are.
 
     Returns
     -------
@@ -124,11 +129,13 @@ def gat_program(
         seed=seed,
     )
     kind = _SecondLayer if second else _ElsewhereLayer if edges_elsewhere else _Layer
+    exchanges = exchanges_products(n_features, sparse=sparse_features, choices=choices)
     layers = [
         kind(
             **layer,
             heads=output_heads if layer["last"] else heads,
             key=AttentionKey(attention_dropout, seed, layer["index"], slope),
+            exchanges=exchanges,
         )
         for layer in planned
     ]
@@ -145,10 +152,13 @@ class _Layer(Layer):
         Of this layer.
     key
         Slope, and dropout of weights.
+    exchanges
+        Products of ghosts are exchanged in layer 1, too.
     """
 
     heads: int
     key: AttentionKey
+    exchanges: bool = False
 
     @property
     def drops(self) -> bool:
@@ -192,15 +202,16 @@ class _Layer(Layer):
         return [(f"Z{self.index}.{name}", columns) for name, columns in widths.items()]
 
     def setup(self) -> tuple[Stage, ...]:
-        return load_stages()
+        return load_stages(ghosts=not self.exchanges)
 
     def forward(self) -> list[Stage]:
-        i = self.index
-        stages = self.drop_stages()
+        i, covers = self.index, not self.exchanges
+        stages = [replace(stage, covers_ghosts=covers) for stage in self.drop_stages()]
         if self.first:
-            stages.append(Stage("AV", i, self.transform_features, covers_ghosts=True, on_server=True))
+            stages.append(Stage("AV", i, self.transform_features, covers_ghosts=covers, on_server=True))
         else:
             stages.append(Stage("AV", i, self.transform_input, ops=self.transform_input_ops))
+        if self.exchanges or not self.first:
             stages.append(Stage("SC", i, tensor=f"Y{i}"))
         return [
             *stages,

@@ -78,10 +78,14 @@ class Choices:
         ``auto``, or the order of all layers that have the choice: ``aggregate-first``, ``transform-first``.
     constant_aggregate
         An aggregate of features that never changes is computed once; False: in every epoch.
+    ghost_products
+        How rows of products of the features come to the ghosts, where products are gathered: ``exchange``d,
+        ``compute``d by everybody who reads them, or ``auto``.
     """
 
     order: str = "auto"
     constant_aggregate: bool = True
+    ghost_products: str = "auto"
 
 
 def gathers_input(
@@ -115,6 +119,37 @@ def gathers_input(
     if not drops and choices.constant_aggregate:
         return True  # P X is computed once: nothing is gathered or sent in an epoch
     return f_in <= 3 * f_out  # forward gather alone, against two gathers and the backward's send
+
+
+# A number of a ghost's product takes 2 f_in operations, at some 40 Gflop/s a thread; exchanged it takes the
+# time of its 4 bytes, at about 1 GB/s: a network of 10 Gbit/s, or processes of a machine, packing and placing
+# included. (In double precision both take twice as long.) How many ghosts there are, and how wide products
+# are, is the same factor of both.
+_FLOPS_OF_A_SENT_NUMBER = 4 / 1e9 * 40e9
+
+
+def exchanges_products(f_in: int, *, sparse: bool, choices: Choices | None = None) -> bool:
+    """Choose how a first layer that gathers products of the features has those of ghosts.
+
+    Parameters
+    ----------
+    f_in
+        Columns of the features.
+    sparse
+        They are CSR: a product takes few operations, how many is not known here.
+    choices
+        What was chosen beforehand.
+
+    Returns
+    -------
+    bool
+        True if rows of products are exchanged in every epoch; False if features of ghosts are, once, and all
+        who read their products compute them.
+    """
+    choices = choices or Choices()
+    if choices.ghost_products != "auto":
+        return choices.ghost_products == "exchange"
+    return not sparse and 2 * f_in > _FLOPS_OF_A_SENT_NUMBER
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -214,14 +214,14 @@ class DropoutKey:
 
 @dataclass(frozen=True, eq=False)
 class DenseFeatures:
-    """Dense input rows of own and ghost vertices.
+    """Dense input rows of own and ghost vertices, or of own ones alone where nothing reads those of ghosts.
 
     Attributes
     ----------
     x
-        (n_local, f_in).
+        (n_local or n_own, f_in).
     gids
-        Vertex ids of the rows.
+        Vertex ids of the rows, at least.
     load
         Returns once these own rows of `x` are there; None: they are.
     """
@@ -277,16 +277,16 @@ class DenseFeatures:
 
 @dataclass(frozen=True, eq=False)
 class SparseFeatures:
-    """CSR input rows of own and ghost vertices: never made dense.
+    """CSR input rows of own and ghost vertices, or of own ones alone: never made dense.
 
     Attributes
     ----------
     indptr, indices, data
-        CSR of shape (n_local, n_columns).
+        CSR of shape (n_local or n_own, n_columns).
     n_columns
         Input width.
     gids
-        Vertex ids of the rows.
+        Vertex ids of the rows, at least.
     """
 
     indptr: np.ndarray
@@ -333,13 +333,13 @@ class SparseFeatures:
     ) -> None:
         """Write rows of ``X @ w`` to the same rows of `out`, or add them; `values` replaces X if given."""
         data = self.data if values is None else values
-        n_rows = len(out)  # of the own vertices, or of ghosts too
+        n_rows = min(len(out), len(self.indptr) - 1)  # of the own vertices, or of ghosts too
         gather(
             self.indptr[: n_rows + 1],
             self.indices[: self.indptr[n_rows]],
             data[: self.indptr[n_rows]],
             w,
-            out,
+            out[:n_rows],
             accumulate=accumulate,
             rows=rows,
             validate=False,
@@ -416,7 +416,7 @@ class PartOperands:
     n_in_ghosts, n_out_ghosts
         Ghost rows after the own ones, a direction.
     features
-        Input rows of own vertices and of the ghosts of in-edges.
+        Input rows of own vertices and, where the model reads them, of the ghosts of in-edges.
     labels
         Class of each own vertex, -1 if unlabelled; or a row of 0, 1 and 255 (not known), a column a class.
     split

@@ -278,6 +278,14 @@ class Program:
         return any(stage.kind == "RD" for stage in (*self.forward, *self.backward))
 
     @property
+    def reads_ghost_features(self) -> bool:
+        """Whether a stage reads features of ghosts, loaded or with dropout."""
+        return any(
+            stage.covers_ghosts or (stage.run is None and stage.tensor == INPUT)
+            for stage in (*self.setup, *self.forward)
+        )
+
+    @property
     def gathered(self) -> int:
         """Columns of the widest gather of an epoch, at least 1: a measure of an interval's work."""
         wide = self.params[0].shape[0]  # of the features, which are no row tensor of the program
@@ -290,14 +298,18 @@ class Program:
         return max((spec.size for spec in self.params if len(spec.shape) == 2), default=0)
 
 
-def load_stages(gather: Callable[[Task], None] | None = None) -> tuple[Stage, ...]:
+def load_stages(gather: Callable[[Task], None] | None = None, *, ghosts: bool = True) -> tuple[Stage, ...]:
     """Return the set-up of a model with dense features.
 
     Parameters
     ----------
     gather
         Gathers features once for all epochs; None: they are only to be there, those of ghosts too.
+    ghosts
+        False where nothing reads features of ghosts.
     """
+    if not ghosts:
+        return (Stage("LD", 1, _load),)
     if gather is None:
         last = Stage("LD", 1, lambda task: None, tensor=INPUT)
     else:

@@ -44,6 +44,18 @@ RUNS = {
         {"features": 20},
         {"model": "gatv2", "hidden": 5, "heads": 2, "output_heads": 2, "intervals": 2, "input_dropout": 0.2},
     ),
+    "gat, products computed": (
+        {"features": 20},
+        {"model": "gat", "hidden": 3, "heads": 4, "intervals": 3, "ghost_products": "compute"},
+    ),
+    "gat, products exchanged": (
+        {"features": 20},
+        {"model": "gat", "hidden": 3, "heads": 4, "intervals": 3, "ghost_products": "exchange"},
+    ),
+    "gatv2, sparse, products exchanged": (
+        {"features": 30, "sparse": True},
+        {"model": "gatv2", "hidden": 5, "intervals": 2, "input_dropout": 0.2, "ghost_products": "exchange"},
+    ),
     "plain descent": ({"features": 9, "classes": 8}, {"hidden": 5, "optimizer": "sgd", "lr": 0.5}),
 }
 

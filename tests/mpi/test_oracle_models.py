@@ -47,6 +47,9 @@ MODELS = {
     "gat": {"model": "gat", "heads": 3, "output_heads": 2, "attention_dropout": 0.4},
     "gatv2": {"model": "gatv2", "heads": 2, "output_heads": 3, "attention_dropout": 0.3, **PLAIN},
 }
+MODELS |= {
+    f"{name}, products exchanged": {**MODELS[name], "ghost_products": "exchange"} for name in ("gat", "gatv2")
+}
 directed = partial(graphs.directed_random, 36, 150)
 undirected = partial(graphs.undirected_random, 36, 90)
 
@@ -185,7 +188,7 @@ def test_gradients(comm, shared_tmp_path, model, sparse, dtype, tolerance):
     options = {"layers": 3, "hidden": 6, "seed": 3, **BOTH_DROPOUTS}
     config = make_config({**options, "dtype": dtype, **MODELS[model]})
     program = build_program(config, n_features=7, n_classes=9, sparse_features=sparse)
-    own = {name: value for name, value in MODELS[model].items() if name != "model"}
+    own = {name: value for name, value in MODELS[model].items() if name not in ("model", "ghost_products")}
     oracle = ORACLES[config.model](adjacency_of(graph), OracleSettings(**options, **own))
     rng = np.random.default_rng(4)
     params = [
@@ -193,7 +196,8 @@ def test_gradients(comm, shared_tmp_path, model, sparse, dtype, tolerance):
         for tensors in oracle.start(7, 9)
     ]
     tensors = {name: tensor.astype(dtype) for name, tensor in named(params, **MODELS[model]).items()}
-    with engine(comm, folder, program, load_settings(config), intervals=3, threads=2) as (runner, _):
+    settings = load_settings(config, program=program)
+    with engine(comm, folder, program, settings, intervals=3, threads=2) as (runner, _):
         for epoch in (1, 9):
             losses = runner.train(tensors, epoch)
             total, loss = comm.reduce(sum(runner.gradients.values())), comm.reduce(losses.sum())
@@ -208,7 +212,7 @@ def test_gradients(comm, shared_tmp_path, model, sparse, dtype, tolerance):
 
 
 @pytest.mark.parametrize("servers", SERVERS)
-@pytest.mark.parametrize("model", ["mean, normalised", "max", "gin", "gat"])
+@pytest.mark.parametrize("model", ["mean, normalised", "max", "gin", "gat", "gat, products exchanged"])
 def test_predictions(comm, shared_tmp_path, model, servers):
     """The model of a checkpoint is the one that was trained."""
     graph, run_dir = graphs.large_ids(), shared_tmp_path / "run"
@@ -229,9 +233,9 @@ def test_learns_in_async(comm, shared_tmp_path):
     labels = np.repeat(np.arange(3), 12).astype(graph.labels.dtype)
     graph.labels[:] = labels
     folder = prepare(comm, graph, shared_tmp_path / "graph", parts=max(3, comm.size), partitioner="hash")
-    for name in ("mean", "max", "gin, epsilon fixed", "gat"):
+    for name in ("mean", "max", "gin, epsilon fixed", "gat", "gat, products exchanged"):
         options = {"mode": "async", "epochs": 60, "hidden": 8, "intervals": 2, "dropout": 0.0}
-        options["lr"] = 0.003 if name == "gat" else 0.01  # with larger steps stale rows make it swing
+        options["lr"] = 0.003 if "gat" in name else 0.01  # with larger steps stale rows make it swing
         run_dir = shared_tmp_path / name
         result = train(comm, comm.size, 0, folder, run_dir, **options, **MODELS[name])
         assert result.summary["loss"][-1] < 0.5 * result.summary["loss"][0]
