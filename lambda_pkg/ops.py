@@ -284,6 +284,11 @@ def _add_join_backward(
     return [np.add(d_h, share, out=d_h if own else None)]
 
 
+def _scale_rows(_: Mapping[str, Any], arrays: list[np.ndarray], wanted: int, own: bool) -> list[np.ndarray]:
+    rows, scale = arrays
+    return [np.multiply(rows, scale[:, None], out=rows if own else None)]
+
+
 def _add_self(_: Mapping[str, Any], arrays: list[np.ndarray], wanted: int, own: bool) -> list[np.ndarray]:
     x, vertex, eps = arrays
     return [dense.add_self(x, vertex, eps, out=x if own else None)]
@@ -388,6 +393,7 @@ _FUNCTIONS: dict[str, _Function] = {
     "layer_norm": _layer_norm,
     "layer_norm_backward": _layer_norm_backward,
     "add_rows": _add_rows,
+    "scale_rows": _scale_rows,
     "join_layers": _join_layers,
     "join_backward": _join_backward,
     "add_join_backward": _add_join_backward,

@@ -10,6 +10,10 @@ Row tensors of layer l: ``Y{l}`` or ``M{l}`` (what was just named), ``H{l}`` (D_
 last layer), ``dH{l}`` (gradient of H, turned in place into that of Z), ``dY{l}`` or ``dM{l}``.
 H > 0 tells both where ReLU let a value pass and where dropout kept it, so no mask is stored.
 
+P has a scale for each source of an edge. Rows that are made to be gathered (Y, dM, and H and dH where nobody
+else reads them) are multiplied by it once, where they are made, not once an edge: a gather of few columns has
+little else to do. Unless edges have weights, sums are the same bits.
+
 Layer 1 is special: features of ghosts are static and are received once, in the set-up, so its forward never
 exchanges; and without input dropout M_1 = P X is computed once, while the features come.
 
@@ -22,7 +26,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dorylus_hpc.nn.layers import Choices, OrderedLayer, assemble, choose_orders, plan_layers
+from dorylus_hpc.nn.layers import Choices, OrderedLayer, assemble, choose_orders, plan_layers, scale_of
+from dorylus_hpc.nn.operands import scale_rows
 from dorylus_hpc.nn.params import ParamSpec
 from dorylus_hpc.nn.program import Pass, Program, RowTensor, Stage, Task, gradient_of
 from lambda_pkg.dense import apply_vertex, apply_vertex_backward
@@ -96,7 +101,9 @@ def gcn_program(
         input_dropout=input_dropout,
         choices=choices,
     )
-    layers = [_Layer(**layer, **order) for layer, order in zip(planned, orders, strict=True)]
+    layers = [
+        _Layer(**layer, **order, scales_rows=True) for layer, order in zip(planned, orders, strict=True)
+    ]
     return assemble(layers, sparse_features=sparse_features)
 
 
@@ -149,6 +156,10 @@ class _Layer(OrderedLayer):
                     Stage("dGA", i, self.gather_input_backward, tensor=f"dM{i}"),
                 ]
         else:
+            if self.scales_gradient:
+                stages.append(
+                    Stage("dAV", i, self.scale_gradient, weightless=True, ops=self.scale_gradient_ops)
+                )
             stages += [
                 Stage("dSC", i, tensor=f"dH{i}"),
                 Stage("dGA", i, self.gather_transformed_backward, tensor=f"dH{i}"),
@@ -158,6 +169,11 @@ class _Layer(OrderedLayer):
             ]
         return [*stages, *self.end_backward_stages()]
 
+    @property
+    def scales_gradient(self) -> bool:
+        """Whether dH has the scale that its gather wants: the layer before must not add it to its own."""
+        return not self.aggregate_first and not self.residual
+
     # Forward.
 
     def transform_input(self, task: Task) -> None:
@@ -166,10 +182,11 @@ class _Layer(OrderedLayer):
             task.part.features.times(task.rows, self.dropped_features(task), w, y)
         else:
             apply_vertex(task.block(self.h_in), w, out=task.block(f"Y{self.index}"))
+        scale_rows(task.block(f"Y{self.index}"), scale_of(task, task.part.scale_in))
 
     def gather_transformed(self, task: Task) -> None:
         y, z = task.sources[f"Y{self.index}"], task.tensors[self.z]
-        task.part.in_edges.aggregate(y, z, task.rows)
+        task.part.in_edges.aggregate(y, z, task.rows, scaled=True)
 
     def transform_aggregate(self, task: Task) -> None:
         apply_vertex(task.block(f"M{self.index}"), task.weights[f"W{self.index}"], out=task.block(self.z))
@@ -186,14 +203,19 @@ class _Layer(OrderedLayer):
             d_w=task.gradients[f"W{self.index}"],
             d_h=None if self.first else task.block(f"dM{self.index}"),
         )
+        if not self.first:
+            scale_rows(task.block(f"dM{self.index}"), scale_of(task, task.part.scale_out))
 
     def gather_input_backward(self, task: Task) -> None:
         d_m, d_h = task.sources[f"dM{self.index}"], task.tensors[self.d_h_in]
-        task.part.out_edges.aggregate(d_m, d_h, task.rows)
+        task.part.out_edges.aggregate(d_m, d_h, task.rows, scaled=True)
+
+    def scale_gradient(self, task: Task) -> None:
+        scale_rows(task.block(f"dH{self.index}"), scale_of(task, task.part.scale_out))
 
     def gather_transformed_backward(self, task: Task) -> None:
         d_h, d_y = task.sources[f"dH{self.index}"], task.tensors[f"dY{self.index}"]
-        task.part.out_edges.aggregate(d_h, d_y, task.rows)
+        task.part.out_edges.aggregate(d_h, d_y, task.rows, scaled=self.scales_gradient)
 
     def transform_input_backward(self, task: Task) -> None:
         d_w = task.gradients[f"W{self.index}"]
@@ -213,7 +235,10 @@ class _Layer(OrderedLayer):
 
     def transform_input_ops(self, _: Pass) -> list[Op]:
         i = self.index
-        return [("apply_vertex", {}, [self.h_in, f"W{i}"], [f"Y{i}"])]
+        return [
+            ("apply_vertex", {}, [self.h_in, f"W{i}"], [f"Y{i}"]),
+            ("scale_rows", {}, [f"Y{i}", "scale_in"], [f"Y{i}"]),
+        ]
 
     def transform_aggregate_ops(self, way: Pass) -> list[Op]:
         i = self.index
@@ -222,7 +247,12 @@ class _Layer(OrderedLayer):
     def transform_aggregate_backward_ops(self, _: Pass) -> list[Op]:
         i, d_w = self.index, gradient_of(f"W{self.index}")
         makes = [d_w] if self.first else [d_w, f"dM{i}"]
-        return [("apply_vertex_backward", {}, [f"M{i}", f"W{i}", f"dH{i}"], makes)]
+        ops: list[Op] = [("apply_vertex_backward", {}, [f"M{i}", f"W{i}", f"dH{i}"], makes)]
+        return ops if self.first else [*ops, ("scale_rows", {}, [f"dM{i}", "scale_out"], [f"dM{i}"])]
+
+    def scale_gradient_ops(self, _: Pass) -> list[Op]:
+        d_h = f"dH{self.index}"
+        return [("scale_rows", {}, [d_h, "scale_out"], [d_h])]
 
     def transform_input_backward_ops(self, _: Pass) -> list[Op]:
         i, d_w = self.index, gradient_of(f"W{self.index}")

@@ -39,7 +39,7 @@ import numpy as np
 from cython_kernels import bias_relu_dropout, dropout, relu_dropout_backward
 from dorylus_hpc.errors import InputError
 from dorylus_hpc.nn import batch_norm
-from dorylus_hpc.nn.operands import DropoutKey, activate
+from dorylus_hpc.nn.operands import DropoutKey, activate, scale_rows
 from dorylus_hpc.nn.params import ParamSpec
 from dorylus_hpc.nn.program import (
     LOSS,
@@ -254,6 +254,11 @@ class Layer(ABC):
         """Whether neighbours read its input as it is."""
         return False
 
+    @property
+    def scales_output(self) -> bool:
+        """Whether rows of H have the scale that the gather of the next layer wants."""
+        return False
+
     def end_params(self) -> list[ParamSpec]:
         """Return the bias, the weights of the residual of layer 1, and those of a norm."""
         i = self.index
@@ -392,6 +397,7 @@ class Layer(ABC):
             np.add(h, bias, out=h)
             return
         gids = task.part.gids[slice(*task.rows)]
+        scale = scale_of(task, task.part.scale_in) if self.scales_output else None
         if self.norms:
             a, scale = task.block(self.z), task.weights[f"g{self.index}"]
             np.add(a, bias, out=a)
@@ -403,6 +409,7 @@ class Layer(ABC):
             l2_normalise(a, out=h)
             if key.p and task.training:
                 dropout(h, gids, key.p, seed=key.seed, epoch=task.epoch, layer=key.layer, out=h)
+            scale_rows(h, scale)
             return
         activate(
             h,
@@ -411,6 +418,7 @@ class Layer(ABC):
             self.output_key,
             epoch=task.epoch,
             training=task.training,
+            scale=scale,
         )
 
     @property
@@ -432,12 +440,13 @@ class Layer(ABC):
             ops.append(("layer_norm", {}, [self.z, f"g{i}"], [h]))
             bias = f"s{i}"
         if self.normalises:
-            return [
-                *ops,
-                ("bias_relu_dropout", NO_DROPOUT, [self.z, bias, "gids"], [self.z]),
-                ("l2_normalise_dropout", self.dropout_parameters(way), [self.z, "gids"], [h]),
-            ]
-        return [*ops, ("bias_relu_dropout", self.dropout_parameters(way), [h, bias, "gids"], [h])]
+            ops.append(("bias_relu_dropout", NO_DROPOUT, [self.z, bias, "gids"], [self.z]))
+            ops.append(("l2_normalise_dropout", self.dropout_parameters(way), [self.z, "gids"], [h]))
+        else:
+            ops.append(("bias_relu_dropout", self.dropout_parameters(way), [h, bias, "gids"], [h]))
+        if self.scales_output:
+            ops.append(("scale_rows", {}, [h, "scale_in"], [h]))
+        return ops
 
     def dropout_parameters(self, way: Pass) -> dict[str, Any]:
         """Return the parameters of an op that drops from the next layer's input."""
@@ -635,11 +644,15 @@ class OrderedLayer(Layer):
         The next layer gathers H as it is.
     computes_once
         An aggregate that never changes is computed in the set-up.
+    scales_rows
+        Rows are multiplied by the scale that a gather wants where they are made, where nobody else reads
+        them.
     """
 
     aggregate_first: bool
     sends_output: bool
     computes_once: bool = True
+    scales_rows: bool = False
 
     @property
     def order(self) -> str:
@@ -650,6 +663,16 @@ class OrderedLayer(Layer):
     def gathers_its_input(self) -> bool:
         """Whether neighbours read its input as it is."""
         return self.aggregate_first and not self.first
+
+    @property
+    def scales_output(self) -> bool:
+        """Whether rows of H have the scale that the gather of the next layer wants."""
+        return self.scales_rows and self.sends_output and not self.passes_on and not self.jumps
+
+    @property
+    def input_is_scaled(self) -> bool:
+        """Whether the layer before has scaled the rows that this one gathers."""
+        return self.scales_rows and self.gathers_its_input and not self.residual and not self.jumps
 
     @property
     def constant(self) -> bool:
@@ -686,7 +709,12 @@ class OrderedLayer(Layer):
     def gather_input(self, task: Task) -> None:
         """Aggregate the output of the layer before."""
         h, m = task.sources[self.h_in], task.tensors[f"M{self.index}"]
-        task.part.in_edges.aggregate(h, m, task.rows)
+        task.part.in_edges.aggregate(h, m, task.rows, scaled=self.input_is_scaled)
+
+
+def scale_of(task: Task, scale: np.ndarray | None) -> np.ndarray | None:
+    """Return the scales of a task's rows; None: 1."""
+    return None if scale is None else scale[slice(*task.rows)]
 
 
 def plan_layers(

@@ -66,9 +66,18 @@ class EdgeOperand:
     gids: np.ndarray | None = None
 
     def aggregate(
-        self, x: np.ndarray, out: np.ndarray, rows: tuple[int, int], *, accumulate: bool = False
+        self,
+        x: np.ndarray,
+        out: np.ndarray,
+        rows: tuple[int, int],
+        *,
+        accumulate: bool = False,
+        scaled: bool = False,
     ) -> None:
-        """Write rows `rows` of the aggregate of `x` to `out`, or add them to what is there."""
+        """Write rows `rows` of the aggregate of `x` to `out`, or add them to what is there.
+
+        `scaled`: rows of `x` have been multiplied by their source scale, which saves that once an edge.
+        """
         n_own = len(self.indptr) - 1
         gather(
             self.indptr,
@@ -77,7 +86,7 @@ class EdgeOperand:
             x,
             out[:n_own],
             row_scale=self.row_scale,
-            source_scale=self.source_scale,
+            source_scale=None if scaled else self.source_scale,
             self_weight=self.self_weight,
             accumulate=accumulate,
             rows=rows,
@@ -441,6 +450,16 @@ class PartOperands:
         """Number of owned vertices."""
         return len(self.gids)
 
+    @property
+    def scale_in(self) -> np.ndarray | None:
+        """What rows are multiplied by before a gather over in-edges; own ones first, ghosts after."""
+        return self.in_edges.source_scale
+
+    @property
+    def scale_out(self) -> np.ndarray | None:
+        """The same over out-edges."""
+        return self.out_edges.source_scale
+
 
 def activate(
     block: np.ndarray,
@@ -450,8 +469,9 @@ def activate(
     *,
     epoch: int,
     training: bool,
+    scale: np.ndarray | None = None,
 ) -> None:
-    """Apply bias, ReLU and (in training) the dropout of the next layer's input, in place."""
+    """Apply bias, ReLU, in training the dropout of the next layer's input, then scales of rows, in place."""
     bias_relu_dropout(
         block,
         bias,
@@ -460,5 +480,14 @@ def activate(
         seed=key.seed,
         epoch=epoch,
         layer=key.layer,
+        row_scale=scale,
         out=block,
     )
+
+
+def scale_rows(block: np.ndarray, scale: np.ndarray | None) -> None:
+    """Multiply each row by its scale, in place; None: 1."""
+    if scale is not None:
+        bias_relu_dropout(
+            block, None, None, 0.0, seed=0, epoch=0, layer=0, relu=False, row_scale=scale, out=block
+        )

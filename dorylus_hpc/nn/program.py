@@ -38,7 +38,8 @@ from lambda_pkg.ops import Op
 INPUT = "X"  # the features, own rows and ghosts, as they were loaded; only dense ones are a row tensor
 
 LOSS = "loss"  # the sum over an interval's training vertices
-ROW_ATTRIBUTES = ("gids", "labels", "train_mask", "split")  # of a part, a value a vertex
+# Of a part, a value a vertex.
+ROW_ATTRIBUTES = ("gids", "labels", "train_mask", "split", "scale_in", "scale_out")
 EDGE_ATTRIBUTES = ("in.indptr", "in.indices", "out.indptr", "out.indices")  # of an interval's `EdgeSlice`s
 
 
