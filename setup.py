@@ -30,6 +30,7 @@ MODULES = (
     "_activation",
     "_loss",
     "_max_pull",
+    "_narrow",
     "_transpose",
     "_build",
 )

@@ -46,6 +46,7 @@ from .graph_attention_v2 import (
 from .layout import Tiles, choose_layout, from_tiles, to_tiles
 from .loss import sigmoid_cross_entropy, softmax_cross_entropy
 from .max_pull import gather_max_pull, pack_max
+from .narrow import narrow_product, narrow_product_adjoint
 from .rows import pack_rows, scatter_add_rows, unpack_rows
 from .transpose import Transposed, transpose_csr
 
@@ -78,6 +79,8 @@ __all__ = [
     "gather_max",
     "gather_max_adjoint",
     "gather_max_pull",
+    "narrow_product",
+    "narrow_product_adjoint",
     "pack_max",
     "pack_rows",
     "philox4x32",

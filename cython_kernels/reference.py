@@ -202,6 +202,29 @@ def gather_max_pull(
     return result
 
 
+def narrow_product(
+    a: FloatArray, b: FloatArray, out: FloatArray | None = None, *, num_threads: int = 1
+) -> FloatArray:
+    """See `cython_kernels.narrow.narrow_product`."""
+    total = np.zeros((a.shape[0], b.shape[1]), a.dtype)
+    for k in range(a.shape[1]):
+        total += a[:, k, None] * b[k]
+    return _deliver(total, out)
+
+
+def narrow_product_adjoint(
+    a: FloatArray, d_out: FloatArray, d_b: FloatArray | None = None, *, num_threads: int = 1
+) -> FloatArray:
+    """See `cython_kernels.narrow.narrow_product_adjoint`."""
+    total = np.zeros((a.shape[1], d_out.shape[1]), a.dtype)
+    for first in range(0, a.shape[0], 64):
+        block = np.zeros_like(total)
+        for one, d in zip(a[first : first + 64], d_out[first : first + 64], strict=True):
+            block += one[:, None] * d
+        total += block
+    return _deliver(total, d_b)
+
+
 def to_bfloat16(x: FloatArray, out: Bfloat16Array | None = None, *, num_threads: int = 1) -> Bfloat16Array:
     """Twin of `cython_kernels.to_bfloat16`: choose the nearer neighbour, of two equally near the even one."""
     bits = x.view(np.uint32).astype(np.uint64)

@@ -54,6 +54,8 @@ def good():
         "pack_max": {"source": np.array([[0, 4, -1, 1]] * N, I32), "d_out": small, "ids": np.arange(N_COLS)}
         | {"out": np.zeros((N, 2 * F)), "rows": (0, N)}
         | threads,
+        "narrow_product": {"a": small, "b": np.ones((F, 2)), "out": np.zeros((N, 2))} | threads,
+        "narrow_product_adjoint": {"a": small, "d_out": np.ones((N, 2)), "d_b": np.zeros((F, 2))} | threads,
         "attention": attending | {"x": x, "out": np.zeros((N, F)), "saved": saved} | scores | threads,
         "attention_weights": attending | {"out": np.zeros((NNZ, H))} | scores | threads,
         "attention_targets": {"out": small.copy(), "d_out": small, "score_target": np.ones((N, H))}
@@ -124,6 +126,7 @@ OUTPUT = dict.fromkeys(good(), "out") | {
     "gather_adjoint": "d_x",
     "gather_max_adjoint": "d_x",
     "gather_max_pull": "d_x",
+    "narrow_product_adjoint": "d_b",
     "attention_targets": "d_score_target",
     "attention_adjoint": "d_x",
     "attention_v2_targets": "d_right",
@@ -159,6 +162,8 @@ FIRST_FLOAT = {
     "gather_max_adjoint": "d_out",
     "gather_max_pull": "packed",
     "pack_max": "d_out",
+    "narrow_product": "a",
+    "narrow_product_adjoint": "a",
     "attention": "x",
     "attention_weights": "score_source",
     "attention_targets": "out",

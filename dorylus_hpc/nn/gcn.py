@@ -27,10 +27,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dorylus_hpc.nn.layers import Choices, OrderedLayer, assemble, choose_orders, plan_layers, scale_of
-from dorylus_hpc.nn.operands import scale_rows
+from dorylus_hpc.nn.operands import multiply, multiply_backward, scale_rows
 from dorylus_hpc.nn.params import ParamSpec
 from dorylus_hpc.nn.program import Pass, Program, RowTensor, Stage, Task, gradient_of
-from lambda_pkg.dense import apply_vertex, apply_vertex_backward
 from lambda_pkg.ops import Op
 
 
@@ -181,7 +180,7 @@ class _Layer(OrderedLayer):
         if self.first:
             task.part.features.times(task.rows, self.dropped_features(task), w, y)
         else:
-            apply_vertex(task.block(self.h_in), w, out=task.block(f"Y{self.index}"))
+            multiply(task.block(self.h_in), w, task.block(f"Y{self.index}"))
         scale_rows(task.block(f"Y{self.index}"), scale_of(task, task.part.scale_in))
 
     def gather_transformed(self, task: Task) -> None:
@@ -189,19 +188,18 @@ class _Layer(OrderedLayer):
         task.part.in_edges.aggregate(y, z, task.rows, scaled=True)
 
     def transform_aggregate(self, task: Task) -> None:
-        apply_vertex(task.block(f"M{self.index}"), task.weights[f"W{self.index}"], out=task.block(self.z))
+        multiply(task.block(f"M{self.index}"), task.weights[f"W{self.index}"], task.block(self.z))
         self.activate(task)
 
     # Backward.
 
     def transform_aggregate_backward(self, task: Task) -> None:
-        apply_vertex_backward(
+        multiply_backward(
             task.block(f"M{self.index}"),
             task.weights[f"W{self.index}"],
             task.block(f"dH{self.index}"),
-            need_d_h=not self.first,
-            d_w=task.gradients[f"W{self.index}"],
-            d_h=None if self.first else task.block(f"dM{self.index}"),
+            task.gradients[f"W{self.index}"],
+            None if self.first else task.block(f"dM{self.index}"),
         )
         if not self.first:
             scale_rows(task.block(f"dM{self.index}"), scale_of(task, task.part.scale_out))
@@ -223,12 +221,12 @@ class _Layer(OrderedLayer):
             d_y = task.tensors[f"dY{self.index}"]
             task.part.features.weight_gradient(task.rows, self.dropped_features(task), d_y, d_w)
             return
-        apply_vertex_backward(
+        multiply_backward(
             task.block(self.h_in),
             task.weights[f"W{self.index}"],
             task.block(f"dY{self.index}"),
-            d_w=d_w,
-            d_h=task.block(self.d_h_in),
+            d_w,
+            task.block(self.d_h_in),
         )
 
     # The same for a worker elsewhere.

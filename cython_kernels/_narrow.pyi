@@ -1,0 +1,9 @@
+from .checks import FloatArray
+
+def block_rows() -> int: ...
+def narrow_product(
+    a: FloatArray, padded: FloatArray, out: FloatArray, level: int, num_threads: int
+) -> None: ...
+def narrow_product_adjoint(
+    a: FloatArray, d_out: FloatArray, d_b: FloatArray, level: int, num_threads: int
+) -> None: ...
