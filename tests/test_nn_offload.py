@@ -72,7 +72,7 @@ def test_logits_and_their_gradient_stay_with_the_worker_where_the_last_layer_is_
     wide = program(n_classes=9)  # aggregates first: the last layer has a product of its own
     last = plans(wide, rematerialise=True)["AV2+AV2+dAV2+dAV2"]
     assert last.rows == ("M2",) and last.makes == ("dM2",)
-    assert last.attributes == ("labels", "train_mask") and last.weights == ("W2", "b2")
+    assert last.attributes == ("labels", "train_mask", "scale_out") and last.weights == ("W2", "b2")
     assert last.gradients == ("W2", "b2") and last.loss
 
 

@@ -155,10 +155,6 @@ class _Layer(OrderedLayer):
                     Stage("dGA", i, self.gather_input_backward, tensor=f"dM{i}"),
                 ]
         else:
-            if self.scales_gradient:
-                stages.append(
-                    Stage("dAV", i, self.scale_gradient, weightless=True, ops=self.scale_gradient_ops)
-                )
             stages += [
                 Stage("dSC", i, tensor=f"dH{i}"),
                 Stage("dGA", i, self.gather_transformed_backward, tensor=f"dH{i}"),
@@ -193,6 +189,11 @@ class _Layer(OrderedLayer):
 
     # Backward.
 
+    def output_gradient(self, task: Task) -> None:
+        super().output_gradient(task)
+        if self.scales_gradient:
+            scale_rows(task.block(f"dH{self.index}"), scale_of(task, task.part.scale_out))
+
     def transform_aggregate_backward(self, task: Task) -> None:
         multiply_backward(
             task.block(f"M{self.index}"),
@@ -207,9 +208,6 @@ class _Layer(OrderedLayer):
     def gather_input_backward(self, task: Task) -> None:
         d_m, d_h = task.sources[f"dM{self.index}"], task.tensors[self.d_h_in]
         task.part.out_edges.aggregate(d_m, d_h, task.rows, scaled=True)
-
-    def scale_gradient(self, task: Task) -> None:
-        scale_rows(task.block(f"dH{self.index}"), scale_of(task, task.part.scale_out))
 
     def gather_transformed_backward(self, task: Task) -> None:
         d_h, d_y = task.sources[f"dH{self.index}"], task.tensors[f"dY{self.index}"]
@@ -242,15 +240,15 @@ class _Layer(OrderedLayer):
         i = self.index
         return [("apply_vertex", {}, [f"M{i}", f"W{i}"], [self.z]), *self.activate_ops(way)]
 
+    def output_gradient_ops(self, way: Pass) -> list[Op]:
+        ops, d_h = super().output_gradient_ops(way), f"dH{self.index}"
+        return [*ops, ("scale_rows", {}, [d_h, "scale_out"], [d_h])] if self.scales_gradient else ops
+
     def transform_aggregate_backward_ops(self, _: Pass) -> list[Op]:
         i, d_w = self.index, gradient_of(f"W{self.index}")
         makes = [d_w] if self.first else [d_w, f"dM{i}"]
         ops: list[Op] = [("apply_vertex_backward", {}, [f"M{i}", f"W{i}", f"dH{i}"], makes)]
         return ops if self.first else [*ops, ("scale_rows", {}, [f"dM{i}", "scale_out"], [f"dM{i}"])]
-
-    def scale_gradient_ops(self, _: Pass) -> list[Op]:
-        d_h = f"dH{self.index}"
-        return [("scale_rows", {}, [d_h, "scale_out"], [d_h])]
 
     def transform_input_backward_ops(self, _: Pass) -> list[Op]:
         i, d_w = self.index, gradient_of(f"W{self.index}")

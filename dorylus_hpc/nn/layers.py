@@ -397,7 +397,7 @@ class Layer(ABC):
             np.add(h, bias, out=h)
             return
         gids = task.part.gids[slice(*task.rows)]
-        scale = scale_of(task, task.part.scale_in) if self.scales_output else None
+        row_scale = scale_of(task, task.part.scale_in) if self.scales_output else None
         if self.norms:
             a, scale = task.block(self.z), task.weights[f"g{self.index}"]
             np.add(a, bias, out=a)
@@ -409,7 +409,7 @@ class Layer(ABC):
             l2_normalise(a, out=h)
             if key.p and task.training:
                 dropout(h, gids, key.p, seed=key.seed, epoch=task.epoch, layer=key.layer, out=h)
-            scale_rows(h, scale)
+            scale_rows(h, row_scale)
             return
         activate(
             h,
@@ -418,7 +418,7 @@ class Layer(ABC):
             self.output_key,
             epoch=task.epoch,
             training=task.training,
-            scale=scale,
+            scale=row_scale,
         )
 
     @property

@@ -495,7 +495,7 @@ def activate(
 
 def multiply(h: np.ndarray, w: np.ndarray, out: np.ndarray) -> None:
     """Write ``h @ w`` to `out`."""
-    if is_narrow(h, w.shape[1]):
+    if is_narrow(h, w.shape[1], least=_LEAST_DEPTH):
         narrow_product(h, np.ascontiguousarray(w), out)
     else:
         apply_vertex(h, w, out=out)
@@ -512,19 +512,24 @@ def multiply_backward(
 
 def weight_gradient(h: np.ndarray, d_out: np.ndarray, d_w: np.ndarray) -> None:
     """Write ``h.T @ d_out`` to `d_w`."""
-    if is_narrow(h, d_out.shape[1]):
+    if is_narrow(h, d_out.shape[1], least=_LEAST_ROWS):
         narrow_product_adjoint(h, d_out, d_w)
     else:
         np.matmul(h.T, d_out, out=d_w)
 
 
-def is_narrow(h: np.ndarray, columns: int) -> bool:
+# Columns of `h` from which a kernel of its own is faster than BLAS: of a product, and of a weight gradient.
+_LEAST_DEPTH, _LEAST_ROWS = 64, 16
+
+
+def is_narrow(h: np.ndarray, columns: int, *, least: int) -> bool:
     """Tell whether a product of rows and a matrix of few columns is faster by a kernel of its own.
 
-    By shapes and the CPU alone: all runs on CPUs of a type choose the same. Other instructions than AVX-512
-    add half as much at a time, and then BLAS is as fast.
+    By widths and the CPU alone: all intervals, threads and ranks choose the same. Other instructions than
+    AVX-512 add half as much at a time, or less, and then BLAS is as fast.
     """
-    return columns <= most_columns(h.dtype) and dispatch.instruction_set() == "avx512"
+    few = columns <= most_columns(h.dtype) and h.shape[1] >= least
+    return few and dispatch.instruction_set() == "avx512"
 
 
 def scale_rows(block: np.ndarray, scale: np.ndarray | None) -> None:
