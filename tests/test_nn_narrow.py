@@ -66,6 +66,12 @@ def test_what_is_scaled_is_what_is_gathered():
     assert scaled("transform-first") == later  # Y1 is made on the server
 
 
+def test_only_what_has_a_scale_is_scaled():
+    """The mean of GraphSAGE divides by the degree of the destination: that of the source in the backward."""
+    assert scaled("aggregate-first", scales_sources=False) == {("dM2", "scale_out"), ("dM3", "scale_out")}
+    assert {name for _, name in scaled("transform-first", scales_sources=False)} == {"scale_out"}
+
+
 def test_what_others_read_is_not_scaled():
     """A residual adds H1 in layer 2, and dH2 to dH1; jumping knowledge joins H1 and H2."""
     into, back = "scale_in", "scale_out"

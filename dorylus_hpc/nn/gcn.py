@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dorylus_hpc.nn.layers import Choices, OrderedLayer, assemble, choose_orders, plan_layers, scale_of
+from dorylus_hpc.nn.layers import Choices, OrderedLayer, assemble, choose_orders, plan_layers
 from dorylus_hpc.nn.operands import multiply, multiply_backward, scale_rows
 from dorylus_hpc.nn.params import ParamSpec
 from dorylus_hpc.nn.program import Pass, Program, RowTensor, Stage, Task, gradient_of
@@ -49,6 +49,7 @@ def gcn_program(
     norm: str = "none",
     residual: bool = False,
     jumping: str = "none",
+    scales_sources: bool = True,
 ) -> Program:
     """Declare a GCN.
 
@@ -76,6 +77,8 @@ def gcn_program(
         What of the plan was chosen beforehand.
     norm, residual, jumping
         As for `dorylus_hpc.nn.layers.plan_layers`.
+    scales_sources
+        Edges have a scale for their sources; False: for their destinations alone.
 
     Returns
     -------
@@ -101,7 +104,8 @@ def gcn_program(
         choices=choices,
     )
     layers = [
-        _Layer(**layer, **order, scales_rows=True) for layer, order in zip(planned, orders, strict=True)
+        _Layer(**layer, **order, scales_in=scales_sources, scales_out=True)
+        for layer, order in zip(planned, orders, strict=True)
     ]
     return assemble(layers, sparse_features=sparse_features)
 
@@ -167,7 +171,7 @@ class _Layer(OrderedLayer):
     @property
     def scales_gradient(self) -> bool:
         """Whether dH has the scale that its gather wants: the layer before must not add it to its own."""
-        return not self.aggregate_first and not self.residual
+        return self.scales_out and not self.aggregate_first and not self.residual
 
     # Forward.
 
@@ -177,11 +181,12 @@ class _Layer(OrderedLayer):
             task.part.features.times(task.rows, self.dropped_features(task), w, y)
         else:
             multiply(task.block(self.h_in), w, task.block(f"Y{self.index}"))
-        scale_rows(task.block(f"Y{self.index}"), scale_of(task, task.part.scale_in))
+        if self.scales_in:
+            scale_rows(task.block(f"Y{self.index}"), task.part.scale_in[slice(*task.rows)])
 
     def gather_transformed(self, task: Task) -> None:
         y, z = task.sources[f"Y{self.index}"], task.tensors[self.z]
-        task.part.in_edges.aggregate(y, z, task.rows, scaled=True)
+        task.part.in_edges.aggregate(y, z, task.rows, scaled=self.scales_in)
 
     def transform_aggregate(self, task: Task) -> None:
         multiply(task.block(f"M{self.index}"), task.weights[f"W{self.index}"], task.block(self.z))
@@ -192,7 +197,7 @@ class _Layer(OrderedLayer):
     def output_gradient(self, task: Task) -> None:
         super().output_gradient(task)
         if self.scales_gradient:
-            scale_rows(task.block(f"dH{self.index}"), scale_of(task, task.part.scale_out))
+            scale_rows(task.block(f"dH{self.index}"), task.part.scale_out[slice(*task.rows)])
 
     def transform_aggregate_backward(self, task: Task) -> None:
         multiply_backward(
@@ -202,12 +207,12 @@ class _Layer(OrderedLayer):
             task.gradients[f"W{self.index}"],
             None if self.first else task.block(f"dM{self.index}"),
         )
-        if not self.first:
-            scale_rows(task.block(f"dM{self.index}"), scale_of(task, task.part.scale_out))
+        if self.scales_out and not self.first:
+            scale_rows(task.block(f"dM{self.index}"), task.part.scale_out[slice(*task.rows)])
 
     def gather_input_backward(self, task: Task) -> None:
         d_m, d_h = task.sources[f"dM{self.index}"], task.tensors[self.d_h_in]
-        task.part.out_edges.aggregate(d_m, d_h, task.rows, scaled=True)
+        task.part.out_edges.aggregate(d_m, d_h, task.rows, scaled=self.scales_out)
 
     def gather_transformed_backward(self, task: Task) -> None:
         d_h, d_y = task.sources[f"dH{self.index}"], task.tensors[f"dY{self.index}"]
@@ -231,10 +236,8 @@ class _Layer(OrderedLayer):
 
     def transform_input_ops(self, _: Pass) -> list[Op]:
         i = self.index
-        return [
-            ("apply_vertex", {}, [self.h_in, f"W{i}"], [f"Y{i}"]),
-            ("scale_rows", {}, [f"Y{i}", "scale_in"], [f"Y{i}"]),
-        ]
+        ops: list[Op] = [("apply_vertex", {}, [self.h_in, f"W{i}"], [f"Y{i}"])]
+        return [*ops, ("scale_rows", {}, [f"Y{i}", "scale_in"], [f"Y{i}"])] if self.scales_in else ops
 
     def transform_aggregate_ops(self, way: Pass) -> list[Op]:
         i = self.index
@@ -248,7 +251,8 @@ class _Layer(OrderedLayer):
         i, d_w = self.index, gradient_of(f"W{self.index}")
         makes = [d_w] if self.first else [d_w, f"dM{i}"]
         ops: list[Op] = [("apply_vertex_backward", {}, [f"M{i}", f"W{i}", f"dH{i}"], makes)]
-        return ops if self.first else [*ops, ("scale_rows", {}, [f"dM{i}", "scale_out"], [f"dM{i}"])]
+        scales = self.scales_out and not self.first
+        return [*ops, ("scale_rows", {}, [f"dM{i}", "scale_out"], [f"dM{i}"])] if scales else ops
 
     def transform_input_backward_ops(self, _: Pass) -> list[Op]:
         i, d_w = self.index, gradient_of(f"W{self.index}")

@@ -397,7 +397,7 @@ class Layer(ABC):
             np.add(h, bias, out=h)
             return
         gids = task.part.gids[slice(*task.rows)]
-        row_scale = scale_of(task, task.part.scale_in) if self.scales_output else None
+        row_scale = task.part.scale_in[slice(*task.rows)] if self.scales_output else None
         if self.norms:
             a, scale = task.block(self.z), task.weights[f"g{self.index}"]
             np.add(a, bias, out=a)
@@ -409,7 +409,8 @@ class Layer(ABC):
             l2_normalise(a, out=h)
             if key.p and task.training:
                 dropout(h, gids, key.p, seed=key.seed, epoch=task.epoch, layer=key.layer, out=h)
-            scale_rows(h, row_scale)
+            if row_scale is not None:
+                scale_rows(h, row_scale)
             return
         activate(
             h,
@@ -644,15 +645,16 @@ class OrderedLayer(Layer):
         The next layer gathers H as it is.
     computes_once
         An aggregate that never changes is computed in the set-up.
-    scales_rows
-        Rows are multiplied by the scale that a gather wants where they are made, where nobody else reads
-        them.
+    scales_in, scales_out
+        In-edges, out-edges have a scale for their sources, and rows are multiplied by it where they are made
+        if nobody but a gather reads them.
     """
 
     aggregate_first: bool
     sends_output: bool
     computes_once: bool = True
-    scales_rows: bool = False
+    scales_in: bool = False
+    scales_out: bool = False
 
     @property
     def order(self) -> str:
@@ -667,12 +669,12 @@ class OrderedLayer(Layer):
     @property
     def scales_output(self) -> bool:
         """Whether rows of H have the scale that the gather of the next layer wants."""
-        return self.scales_rows and self.sends_output and not self.passes_on and not self.jumps
+        return self.scales_in and self.sends_output and not self.passes_on and not self.jumps
 
     @property
     def input_is_scaled(self) -> bool:
         """Whether the layer before has scaled the rows that this one gathers."""
-        return self.scales_rows and self.gathers_its_input and not self.residual and not self.jumps
+        return self.scales_in and self.gathers_its_input and not self.residual and not self.jumps
 
     @property
     def constant(self) -> bool:
@@ -710,11 +712,6 @@ class OrderedLayer(Layer):
         """Aggregate the output of the layer before."""
         h, m = task.sources[self.h_in], task.tensors[f"M{self.index}"]
         task.part.in_edges.aggregate(h, m, task.rows, scaled=self.input_is_scaled)
-
-
-def scale_of(task: Task, scale: np.ndarray | None) -> np.ndarray | None:
-    """Return the scales of a task's rows; None: 1."""
-    return None if scale is None else scale[slice(*task.rows)]
 
 
 def plan_layers(

@@ -250,6 +250,11 @@ class DenseFeatures:
         """Rows and columns."""
         return self.x.shape
 
+    @property
+    def dtype(self) -> np.dtype:
+        """Of the values."""
+        return self.x.dtype
+
     def buffer(self) -> np.ndarray:
         """Return room for what `drop` writes."""
         return np.empty_like(self.x)
@@ -318,6 +323,11 @@ class SparseFeatures:
     def shape(self) -> tuple[int, int]:
         """Rows and columns."""
         return len(self.indptr) - 1, self.n_columns
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of the values."""
+        return self.data.dtype
 
     def buffer(self) -> np.ndarray:
         """Return room for what `drop` writes: the stored values."""
@@ -459,14 +469,19 @@ class PartOperands:
         return len(self.gids)
 
     @property
-    def scale_in(self) -> np.ndarray | None:
+    def scale_in(self) -> np.ndarray:
         """What rows are multiplied by before a gather over in-edges; own ones first, ghosts after."""
-        return self.in_edges.source_scale
+        return self._scale(self.in_edges, self.n_in_ghosts)
 
     @property
-    def scale_out(self) -> np.ndarray | None:
+    def scale_out(self) -> np.ndarray:
         """The same over out-edges."""
-        return self.out_edges.source_scale
+        return self._scale(self.out_edges, self.n_out_ghosts)
+
+    def _scale(self, edges: EdgeOperand, n_ghosts: int) -> np.ndarray:
+        if edges.source_scale is not None:
+            return edges.source_scale
+        return np.ones(self.n_own + n_ghosts, self.features.dtype)
 
 
 def activate(
@@ -532,9 +547,8 @@ def is_narrow(h: np.ndarray, columns: int, *, least: int) -> bool:
     return few and dispatch.instruction_set() == "avx512"
 
 
-def scale_rows(block: np.ndarray, scale: np.ndarray | None) -> None:
-    """Multiply each row by its scale, in place; None: 1."""
-    if scale is not None:
-        bias_relu_dropout(
-            block, None, None, 0.0, seed=0, epoch=0, layer=0, relu=False, row_scale=scale, out=block
-        )
+def scale_rows(block: np.ndarray, scale: np.ndarray) -> None:
+    """Multiply each row by its scale, in place."""
+    bias_relu_dropout(
+        block, None, None, 0.0, seed=0, epoch=0, layer=0, relu=False, row_scale=scale, out=block
+    )

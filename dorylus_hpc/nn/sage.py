@@ -103,6 +103,7 @@ def sage_program(
             norm=norm,
             residual=residual,
             jumping=jumping,
+            scales_sources=False,
         )
     widths = [n_features, *hidden, n_classes]
     planned = plan_layers(
