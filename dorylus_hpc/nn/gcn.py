@@ -170,8 +170,11 @@ class _Layer(OrderedLayer):
 
     @property
     def scales_gradient(self) -> bool:
-        """Whether dH has the scale that its gather wants: the layer before must not add it to its own."""
-        return self.scales_out and not self.aggregate_first and not self.residual
+        """Whether dH has the scale that its gather wants.
+
+        Not where the layer before adds it to its own, nor where a batch norm's backward is still to come.
+        """
+        return self.scales_out and not (self.aggregate_first or self.residual or self.batch_norms)
 
     # Forward.
 

@@ -669,12 +669,14 @@ class OrderedLayer(Layer):
     @property
     def scales_output(self) -> bool:
         """Whether rows of H have the scale that the gather of the next layer wants."""
-        return self.scales_in and self.sends_output and not self.passes_on and not self.jumps
+        apart = self.passes_on or self.jumps or self.norm == "batch"  # a batch norm makes rows later
+        return self.scales_in and self.sends_output and not apart
 
     @property
     def input_is_scaled(self) -> bool:
         """Whether the layer before has scaled the rows that this one gathers."""
-        return self.scales_in and self.gathers_its_input and not self.residual and not self.jumps
+        apart = self.residual or self.jumps or self.norm == "batch"
+        return self.scales_in and self.gathers_its_input and not apart
 
     @property
     def constant(self) -> bool:
