@@ -114,6 +114,11 @@ class TrainConfig:
         "auto: what should take less time",
         choices=("auto", "exchange", "compute"),
     )
+    save_memory: str = _option(
+        "on",
+        "arrays make way for others once nothing reads them: features for what is gathered of them",
+        choices=_SWITCH,
+    )
     dtype: str = _option("float32", "arithmetic", choices=("float32", "float64"))
     epochs: int = _option(200, "epochs", check=_POSITIVE_COUNT)
     seed: int = _option(

@@ -92,7 +92,7 @@ def train(comm, graph_servers, servers, folder, run_dir, **options):
 
 
 @contextmanager
-def engine(comm, folder, program, settings, *, intervals=1, threads=1, trains=True) -> Iterator:
+def engine(comm, folder, program, settings, *, intervals=1, threads=1, **options) -> Iterator:
     """Give a Runner over the ranks of `comm`, and what it runs on."""
     manifest = read_manifest(folder)
     with Executor(threads) as executor:
@@ -106,7 +106,7 @@ def engine(comm, folder, program, settings, *, intervals=1, threads=1, trains=Tr
             intervals=intervals,
             n_labelled=manifest.train,
             objective=Objective(manifest.several_classes),
-            trains=trains,
+            **options,
         )
         yield runner, graph
         runner.close()
@@ -156,6 +156,7 @@ NOT_THE_ORACLES = (
     "layer_order",
     "constant_aggregate",
     "ghost_products",
+    "save_memory",
 )  # options that may change no result
 
 

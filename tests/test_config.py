@@ -34,7 +34,7 @@ CONTRACT = """data model layers model-file hidden heads dropout input-dropout lr
     resume
     on-loss run-dir config""".split()
 ADDED = """norm residual jumping metric class-weights
-    source-degree layer-order constant-aggregate ghost-products aggregator l2-normalise epsilon
+    source-degree layer-order constant-aggregate ghost-products save-memory aggregator l2-normalise epsilon
     output-heads negative-slope attention-dropout switch-margin dense-delay straggler trace-events
     endpoint-url function-timeout workers tensor-host tensor-port task-fusion rematerialisation stream-rows
     instance-type prices local-latency local-bandwidth local-faults""".split()
@@ -108,6 +108,7 @@ def test_every_option_from_every_place(toml):
         "layer_order": "transform-first",
         "constant_aggregate": "off",
         "ghost_products": "exchange",
+        "save_memory": "off",
         "dtype": "float64",
         "epochs": 1,
         "seed": 2**63 - 1,

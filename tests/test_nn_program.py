@@ -48,6 +48,18 @@ def test_constant_input_is_aggregated_once() -> None:
     assert words(model.evaluation_groups()) == ["AV1 AV2", "SC2", "GA2 AV2"]
 
 
+def test_aggregate_takes_the_place_of_features_that_nobody_else_reads() -> None:
+    assert program().replaces_input == "M1"
+    for changes in (
+        {"residual": True, "hidden": [16, 16]},
+        {"input_dropout": 0.5},
+        {"sparse_features": True},
+        {"choices": Choices("aggregate-first", constant_aggregate=False)},
+        {"choices": Choices("transform-first")},
+    ):
+        assert program(**changes).replaces_input == ""
+
+
 def test_sparse_input_is_transformed_first_and_its_forward_never_exchanges() -> None:
     model = program(sparse_features=True, input_dropout=0.5)
     assert model.orders == ("transform-first", "transform-first")

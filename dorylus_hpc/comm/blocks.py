@@ -230,6 +230,7 @@ class BlockExchange:
         shared: Mapping[int, Mapping[str, np.ndarray]],
     ) -> None:
         self.sent_bytes = 0
+        self._reuses = True
         self._mpi = start_mpi()
         self._channels, self._own, self._shared = tuple(channels), own, shared
         self._offsets = np.concatenate([[0], np.cumsum(n_intervals)]).astype(np.int64)
@@ -353,9 +354,13 @@ class BlockExchange:
                 pack_rows(self._own[block[0]][channel.name], copy.lids, places, validate=False)
         self._recycle(buffers)
 
+    def begin_setup(self) -> None:
+        """Keep no memory of messages, for none comes again, until `end_setup`."""
+        self._reuses = False
+
     def end_setup(self) -> None:
-        """Give back the memory of messages that will not come again, and count bytes from 0."""
-        self._spare.clear()
+        """Use memory of messages again from now on, and count bytes from 0."""
+        self._reuses = True
         self.sent_bytes = 0
 
     def count(self) -> None:
@@ -403,7 +408,7 @@ class BlockExchange:
             self._recycle(buffers)
 
     def _recycle(self, buffers: Iterable[np.ndarray]) -> None:
-        for buffer in buffers:
+        for buffer in buffers if self._reuses else ():
             self._spare[buffer.shape[0], buffer.shape[1], buffer.dtype.char].append(buffer)
 
     def _pack(self, rows: np.ndarray, lids: np.ndarray) -> np.ndarray:

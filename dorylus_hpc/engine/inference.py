@@ -119,6 +119,7 @@ def predict(
             dtype=np.dtype(config.dtype),
             intervals=resolve_intervals(config, manifest, program),
             trains=False,
+            saves_memory=config.save_memory == "on",
         )
         runner.counts_evaluation = False  # the labels may be of another kind, and nobody asks
         runner.evaluate(model.weights[which])

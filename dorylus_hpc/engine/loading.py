@@ -20,7 +20,6 @@ import numpy as np
 from scipy import sparse
 
 from cython_kernels import check_csr
-from cython_kernels.layout import empty
 from dorylus_hpc.comm.failure import together
 from dorylus_hpc.comm.features import exchange_csr
 from dorylus_hpc.comm.halo import HaloExchange, plan_halo
@@ -29,6 +28,7 @@ from dorylus_hpc.comm.roles import Placement
 from dorylus_hpc.comm.tags import Kind
 from dorylus_hpc.engine.executor import Executor
 from dorylus_hpc.engine.feature_loader import FeatureLoader, Target
+from dorylus_hpc.engine.pages import Room
 from dorylus_hpc.errors import InputError
 from dorylus_hpc.graph.csr import narrow
 from dorylus_hpc.graph.data import TEST, TRAIN, UNKNOWN_MARK, VALIDATION, is_labelled
@@ -165,7 +165,9 @@ def load_graph(
     else:
         if settings.feature_norm == "standard" and columns is None:
             together(comm, loader.finish)
-            columns = _standardised(comm, placement, [dense[part.index][: part.n_own] for part in parts])
+            columns = _standardised(
+                comm, placement, [dense[part.index].array[: part.n_own] for part in parts]
+            )
         features |= {part.index: _dense_features(loader, part, dense[part.index]) for part in parts}
     return LoadedGraph(
         placement,
@@ -243,11 +245,11 @@ def _add_dense(
     stored: StoredFeatures,
     settings: LoadSettings,
     columns: ColumnStatistics | None,
-) -> np.ndarray:
+) -> Room:
     """Have own rows read, and normalised where a row needs no other; return room for ghosts' rows too."""
     n_own, width = stored.arrays["values"].shape
     n_ghost = part.in_edges.n_ghost if settings.ghost_features else 0
-    x = empty((n_own + n_ghost, width), settings.dtype)
+    room = Room((n_own + n_ghost, width), settings.dtype)
 
     def normalise(rows: np.ndarray) -> None:
         if settings.feature_norm == "row":
@@ -256,13 +258,13 @@ def _add_dense(
             rows[...] = standardise(rows, columns)
 
     refuses = _not_finite("feature", folder, part.index, settings.dtype)
-    loader.add(part.index, stored, [Target("values", x[:n_own], refuses, normalise)])
-    return x
+    loader.add(part.index, stored, [Target("values", room.array[:n_own], refuses, normalise)])
+    return room
 
 
-def _dense_features(loader: FeatureLoader, part: Part, x: np.ndarray) -> DenseFeatures:
+def _dense_features(loader: FeatureLoader, part: Part, room: Room) -> DenseFeatures:
     gids = np.concatenate([part.gid, part.in_edges.ghost_gid])
-    return DenseFeatures(x, gids, partial(loader.load, part.index))
+    return DenseFeatures(room.array, gids, partial(loader.load, part.index), room.release)
 
 
 def _standardised(comm: Intracomm, placement: Placement, features: list[np.ndarray]) -> ColumnStatistics:

@@ -7,11 +7,11 @@ copied to the shared ones when no gather reads them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 
-from cython_kernels.layout import empty
+from dorylus_hpc.engine.pages import Room
 from dorylus_hpc.nn.layers import FEATURES
 from dorylus_hpc.nn.operands import DenseFeatures, PartOperands
 from dorylus_hpc.nn.program import INPUT, Ghosts, Program, RowTensor
@@ -37,6 +37,12 @@ class RowTensors:
         """Copy rows from where they were written to where they are read."""
         self.shared[part][name][rows[0] : rows[1]] = self.own[part][name][rows[0] : rows[1]]
 
+    def replace_input(self, part: int, name: str, array: np.ndarray) -> None:
+        """Have a row tensor of a part in place of its features."""
+        for arrays in (self.own[part], self.shared[part]):
+            arrays[name] = array
+            arrays.pop(INPUT, None)
+
     def unite(self) -> None:
         """Write from now on where gathers read."""
         for part, arrays in self.shared.items():
@@ -50,6 +56,7 @@ def allocate(
     *,
     trains: bool,
     apart: Iterable[str] = (),
+    without: Collection[str] = (),
     constants: RowTensors | None = None,
     intervals: int = 0,
     collected: Mapping[tuple[int, Ghosts], int] | None = None,
@@ -68,6 +75,8 @@ def allocate(
         False leaves out those that only a backward needs.
     apart
         Tensors that are written apart from where they are read.
+    without
+        Tensors to leave out.
     constants
         Take tensors that never change from these.
     intervals
@@ -84,7 +93,7 @@ def allocate(
     for index, part in parts.items():
         shared[index] = {}
         for name, tensor in program.tensors.items():
-            if tensor.trains_only and not trains:
+            if name in without or (tensor.trains_only and not trains):
                 continue
             if tensor.sums:
                 shared[index][name] = sums[name]
@@ -102,7 +111,7 @@ def allocate(
         if trains and program.drops_input:
             shared[index][FEATURES] = part.features.buffer()
     own = {
-        index: {**arrays, **{name: np.zeros_like(arrays[name]) for name in apart}}
+        index: {**arrays, **{name: _zeros(arrays[name].shape, arrays[name].dtype) for name in apart}}
         for index, arrays in shared.items()
     }
     return RowTensors(own, shared)
@@ -113,7 +122,8 @@ def _n_rows(part: PartOperands, tensor: RowTensor) -> int:
 
 
 def _zeros(shape: tuple[int, int], dtype: np.dtype) -> np.ndarray:
-    """Make zeros that begin at a cache line, so that vectors of the kernels do not straddle two."""
-    array = empty(shape, dtype)
-    array[...] = 0
-    return array
+    """Make zeros that begin at a cache line, so that vectors of the kernels do not straddle two.
+
+    They take memory only once an epoch writes them: the set-up has its own arrays meanwhile.
+    """
+    return Room(shape, dtype).array

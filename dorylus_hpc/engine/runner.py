@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import heappop, heappush
 from itertools import accumulate
@@ -23,17 +23,19 @@ from dorylus_hpc.comm.blocks import BlockExchange, Channel, cut_plan, sums_plan
 from dorylus_hpc.comm.failure import together
 from dorylus_hpc.engine.dense_tasks import DenseTasks, Offload
 from dorylus_hpc.engine.executor import CPU, Delayed, Executor, lane_name
+from dorylus_hpc.engine.in_place import aggregate_in_place
 from dorylus_hpc.engine.intervals import cut_intervals
 from dorylus_hpc.engine.loading import LoadedGraph
 from dorylus_hpc.engine.pipeline import Line, Loop, Work
 from dorylus_hpc.engine.rows import RowTensors, allocate
 from dorylus_hpc.engine.schedule import Action, Mode, Round, Schedule, Unit
-from dorylus_hpc.engine.wiring import wire
+from dorylus_hpc.engine.scratch import Scratch, short_lived
+from dorylus_hpc.engine.wiring import KINDS, wire
 from dorylus_hpc.graph.data import TEST, TRAIN, VALIDATION
 from dorylus_hpc.nn.objective import Objective
 from dorylus_hpc.nn.operands import slice_edges
 from dorylus_hpc.nn.params import FlatLayout
-from dorylus_hpc.nn.program import INPUT, Program, Stage, Task
+from dorylus_hpc.nn.program import INPUT, Program, Stage, Task, load_stages, names_of
 from dorylus_hpc.report.trace import Tracer
 from dorylus_hpc.serverless.tasks import DenseTask
 from lambda_pkg.dense import tally, tally_width
@@ -120,10 +122,15 @@ class Runner:
         False leaves out all that only a backward needs.
     evaluates_beside
         Evaluations go on beside the training, on row tensors of their own.
+    keeps_logits
+        `logits` is asked for after evaluations.
     offload
         How dense tasks go to the executor's remote ``dense``; None: they run here.
     experiment
         Delays.
+    saves_memory
+        Features that no epoch reads make way for their aggregate: the graph then has none any more. Row
+        tensors that a task makes and uses up have memory for the tasks that run.
     tracer
         Takes what happens.
 
@@ -164,8 +171,10 @@ class Runner:
         scores: bool = False,
         trains: bool = True,
         evaluates_beside: bool = False,
+        keeps_logits: bool = True,
         offload: Offload | None = None,
         experiment: Experiment | None = None,
+        saves_memory: bool = True,
         tracer: Tracer | None = None,
     ) -> None:
         self._tracer = tracer or Tracer(time.perf_counter(), limit=0)
@@ -202,8 +211,10 @@ class Runner:
         }
         collected = {key: cut[-1].place[1] for key, cut in self._slices.items()}
         self._first_number = dict(zip(sorted(cuts), accumulate([0, *counts]), strict=False))
+        # Features that no epoch reads are not gathered row by row, but where they are, once all are there.
+        self._replaced = program.replaces_input if saves_memory else ""
         self._wiring = wire(
-            program,
+            replace(program, setup=load_stages()) if self._replaced else program,
             self._parts,
             self.intervals,
             plans,  # type: ignore[arg-type]
@@ -229,21 +240,6 @@ class Runner:
             exchange = BlockExchange(comm, channels, counts, tensors.own, tensors.shared)
             return Line(self._wiring, exchange, first=first)
 
-        apart = {table.name for table in self._wiring.tables} - {INPUT} if mode == "async" else set()
-        self.tensors = allocate(
-            program, self._parts, dtype, trains=trains, apart=apart, intervals=sum(counts),
-            collected=collected,
-        )  # fmt: skip
-        beside = evaluates_beside or mode == "async"
-        self._evaluated = (
-            allocate(program, self._parts, dtype, trains=False, constants=self.tensors, collected=collected)
-            if beside
-            else self.tensors
-        )
-        self.training = line(self.tensors, first=True)
-        self.evaluation = line(self._evaluated, first=False)
-        self.loop = Loop(executor, [self.training, self.evaluation], self._tracer)
-        self.counts_training, self.counts_evaluation = False, True
         self._last_forward = {
             kind: max(
                 (
@@ -257,13 +253,77 @@ class Runner:
             else -1
             for kind, groups in self._wiring.stages.items()
         }
+        apart = {table.name for table in self._wiring.tables} - {INPUT} if mode == "async" else set()
+        beside = evaluates_beside or mode == "async"
+        self._scratch = self._plan_scratch(dtype, keeps_logits, offload) if saves_memory else Scratch()
+        lent = {kind: self._scratch.names(kind) for kind in KINDS}
+        here = (
+            lent["evaluate"] if not trains else lent["train"] if beside else lent["train"] & lent["evaluate"]
+        )
+        self.tensors = allocate(
+            program, self._parts, dtype, trains=trains, apart=apart, without={*here, self._replaced},
+            intervals=sum(counts), collected=collected,
+        )  # fmt: skip
+        without = {*lent["evaluate"], self._replaced}
+        self._evaluated = (
+            allocate(
+                program,
+                self._parts,
+                dtype,
+                trains=False,
+                without=without,
+                constants=self.tensors,
+                collected=collected,
+            )  # fmt: skip
+            if beside
+            else self.tensors
+        )
+        self.training = line(self.tensors, first=True)
+        self.evaluation = line(self._evaluated, first=False)
+        self.loop = Loop(executor, [self.training, self.evaluation], self._tracer)
+        self.counts_training, self.counts_evaluation = False, True
         self._straggles = comm.Get_rank() == comm.Get_size() - 1
         graph.loader.hand_over()
+        self.training.exchange.begin_setup()
         self._run_alone("setup", {}, epoch=0)
         together(comm, graph.loader.finish)  # only now is it known whether the features were the right ones
         self.training.exchange.end_setup()
+        if self._replaced:
+            self._replace_features()
         self.seconds["LD"] += graph.loader.seconds
         self.loop.seconds["SC"] = self.seconds["SC"] = 0.0  # as bytes: what is told of messages is of epochs
+
+    def _plan_scratch(self, dtype: np.dtype, keeps_logits: bool, offload: Offload | None) -> Scratch:
+        """Return memory for what tasks make and use up; none where the system does not allow it."""
+        logits, plan = self._program.logits, {}
+        for kind in ("train", "evaluate"):
+            groups = self._wiring.stages[kind]
+            keeps = {self._last_forward[kind]: [logits], -1: [logits] if keeps_logits else []}
+            if offload is not None:  # what travels is a row tensor
+                keeps[-1] += [
+                    name
+                    for group, stages in zip(self._wiring.groups[kind], groups, strict=True)
+                    if group.resource == DENSE
+                    for stage in stages
+                    for name in names_of(stage)
+                ]
+            plan[kind] = short_lived(self._program, groups, keeps=keeps)
+        n_own = max((part.n_own for part in self._parts.values()), default=0)
+        try:
+            return Scratch(self._program.tensors, plan, dtype, n_own, self._executor.threads)
+        except OSError:
+            return Scratch()
+
+    def _replace_features(self) -> None:
+        """Aggregate the features where they are."""
+        gather = self._program.setup[-1]
+        for index, part in self._parts.items():
+            made, seconds = aggregate_in_place(
+                self._executor, part, gather, self._replaced, self.intervals[index], self._tracer
+            )
+            self.seconds[gather.kind] += seconds
+            for tensors in (self.tensors, self._evaluated):
+                tensors.replace_input(index, self._replaced, made)
 
     # One round at a time, with given weights.
 
@@ -375,6 +435,7 @@ class Runner:
             self._wiring.stages[kind][group],
             task,
             key,
+            group=(kind, group),
             far=(self._far.take(), time.perf_counter()) if far else None,
             factor=factor,
             ends=ends,
@@ -484,6 +545,7 @@ class Runner:
         task: Task,
         key: tuple[bool, int, int, int],
         *,
+        group: tuple[str, int],
         far: tuple[int, float] | None,
         factor: float,
         ends: bool,
@@ -496,11 +558,13 @@ class Runner:
         evaluates, number, part, interval = key
         now = time.perf_counter()
         times = [far[1] if far else now]
-        for stage in stages:
-            assert stage.run is not None
-            stage.run(task)
-            times.append(time.perf_counter())
-        found = self._found(task, None) if ends else None
+        with self._scratch.lend(*group, task.rows[0], task.part.n_own) as lent:
+            task.tensors = {**task.tensors, **lent}
+            for stage in stages:
+                assert stage.run is not None
+                stage.run(task)
+                times.append(time.perf_counter())
+            found = self._found(task, None) if ends else None
         if factor > 1.0:
             time.sleep((factor - 1.0) * (time.perf_counter() - now))
         times[-1] = time.perf_counter()

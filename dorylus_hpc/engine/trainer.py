@@ -397,8 +397,10 @@ def _host(servers: Intracomm, plan: Plan, folder: Path, executor: Executor, trac
         objective=objective,
         scores=config.metric == "auc",
         evaluates_beside=not plan.evaluated_in_training,
+        keeps_logits=False,
         offload=offload_of(config),
         experiment=Experiment(config.dense_delay, config.straggler),
+        saves_memory=config.save_memory == "on",
         tracer=tracer,
     )
     runner.counts_training = plan.evaluated_in_training

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from dorylus_hpc.errors import InputError
 from dorylus_hpc.nn.layers import FEATURES
-from dorylus_hpc.nn.own import made_by, names_of
+from dorylus_hpc.nn.own import made_by
 from dorylus_hpc.nn.program import (
     EDGE_ATTRIBUTES,
     INPUT,
@@ -16,6 +16,7 @@ from dorylus_hpc.nn.program import (
     Program,
     Stage,
     gradient_of,
+    names_of,
 )
 from lambda_pkg.ops import check_program as check_ops
 

@@ -114,6 +114,10 @@ def gcn_program(
 class _Layer(OrderedLayer):
     """A layer of a GCN."""
 
+    @property
+    def takes_only_aggregate(self) -> bool:
+        return True
+
     def params(self) -> list[ParamSpec]:
         return [
             ParamSpec(f"W{self.index}", self.index, (self.f_in, self.f_out), self.decay),
@@ -136,13 +140,13 @@ class _Layer(OrderedLayer):
             stages.append(Stage("AV", i, self.transform_aggregate, ops=self.transform_aggregate_ops))
         else:
             stages.append(
-                Stage("AV", i, self.transform_input, covers_ghosts=True, on_server=True)
+                Stage("AV", i, self.transform_input, covers_ghosts=True, on_server=True, makes=(f"Y{i}",))
                 if self.first
                 else Stage("AV", i, self.transform_input, ops=self.transform_input_ops)
             )
             if not self.first:
                 stages.append(Stage("SC", i, tensor=f"Y{i}"))
-            stages.append(Stage("GA", i, self.gather_transformed, tensor=f"Y{i}"))
+            stages.append(Stage("GA", i, self.gather_transformed, tensor=f"Y{i}", makes=(self.z,)))
             stages += self.activate_stages()
         return [*stages, *self.end_stages()]
 
@@ -156,13 +160,20 @@ class _Layer(OrderedLayer):
             if not self.first:
                 stages += [
                     Stage("dSC", i, tensor=f"dM{i}"),
-                    Stage("dGA", i, self.gather_input_backward, tensor=f"dM{i}"),
+                    Stage("dGA", i, self.gather_input_backward, tensor=f"dM{i}", makes=(self.d_h_in,)),
                 ]
         else:
             stages += [
                 Stage("dSC", i, tensor=f"dH{i}"),
-                Stage("dGA", i, self.gather_transformed_backward, tensor=f"dH{i}"),
-                Stage("dAV", i, self.transform_input_backward, on_server=True, reads=(f"dY{i}",))
+                Stage("dGA", i, self.gather_transformed_backward, tensor=f"dH{i}", makes=(f"dY{i}",)),
+                Stage(
+                    "dAV",
+                    i,
+                    self.transform_input_backward,
+                    on_server=True,
+                    reads=(f"dY{i}",),
+                    makes=(gradient_of(f"W{i}"),),
+                )
                 if self.first
                 else Stage("dAV", i, self.transform_input_backward, ops=self.transform_input_backward_ops),
             ]

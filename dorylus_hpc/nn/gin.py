@@ -103,6 +103,10 @@ class _Layer(OrderedLayer):
     inner: int
     learns: bool
 
+    @property
+    def takes_only_aggregate(self) -> bool:
+        return not self.learns
+
     def params(self) -> list[ParamSpec]:
         i = self.index
         made = [
@@ -134,17 +138,21 @@ class _Layer(OrderedLayer):
         if self.aggregate_first:
             stages += self.gather_input_stages()
             if self.splits:
-                stages.append(Stage("AV", i, self.transform_split, on_server=True, reads=(f"M{i}",)))
+                stages.append(
+                    Stage("AV", i, self.transform_split, on_server=True, reads=(f"M{i}",), makes=(f"R{i}",))
+                )
                 stages.append(Stage("AV", i, self.finish, ops=self.finish_ops))
             else:
                 stages.append(Stage("AV", i, self.transform_aggregate, ops=self.transform_aggregate_ops))
         else:
             if self.first:
-                stages.append(Stage("AV", i, self.transform_input, covers_ghosts=True, on_server=True))
+                stages.append(
+                    Stage("AV", i, self.transform_input, covers_ghosts=True, on_server=True, makes=(f"Y{i}",))
+                )
             else:
                 stages.append(Stage("AV", i, self.transform_input, ops=self.transform_input_ops))
                 stages.append(Stage("SC", i, tensor=f"Y{i}"))
-            stages.append(Stage("GA", i, self.gather_transformed, tensor=f"Y{i}"))
+            stages.append(Stage("GA", i, self.gather_transformed, tensor=f"Y{i}", makes=(f"R{i}",)))
             if self.learns:
                 stages.append(Stage("AV", i, self.add_transformed, ops=self.add_transformed_ops))
             stages.append(Stage("AV", i, self.finish, ops=self.finish_ops))
@@ -158,7 +166,8 @@ class _Layer(OrderedLayer):
         ]
         if self.splits:
             reads = (f"dR{i}", f"M{i}")
-            split = Stage("dAV", i, self.transform_split_backward, on_server=True, reads=reads)
+            makes = (gradient_of(f"U{i}"), gradient_of(f"e{i}"))
+            split = Stage("dAV", i, self.transform_split_backward, on_server=True, reads=reads, makes=makes)
             return [*stages, split, *self.end_backward_stages()]
         if self.aggregate_first:
             stages.append(
@@ -168,19 +177,27 @@ class _Layer(OrderedLayer):
                 adds_to = (self.d_h_in,) if self.learns else ()
                 stages += [
                     Stage("dSC", i, tensor=f"dM{i}"),
-                    Stage("dGA", i, self.gather_input_backward, tensor=f"dM{i}", reads=adds_to),
+                    Stage(
+                        "dGA",
+                        i,
+                        self.gather_input_backward,
+                        tensor=f"dM{i}",
+                        reads=adds_to,
+                        makes=(self.d_h_in,),
+                    ),
                 ]
             return [*stages, *self.end_backward_stages()]
         if self.learns:
             stages.append(Stage("dAV", i, self.epsilon_backward, ops=self.epsilon_backward_ops))
         stages += [
             Stage("dSC", i, tensor=f"dR{i}"),
-            Stage("dGA", i, self.gather_transformed_backward, tensor=f"dR{i}"),
+            Stage("dGA", i, self.gather_transformed_backward, tensor=f"dR{i}", makes=(f"dY{i}",)),
         ]
         if self.learns:
             stages.append(Stage("dAV", i, self.add_gradient, ops=self.add_gradient_ops))
         if self.first:
-            backward = Stage("dAV", i, self.features_backward, on_server=True, reads=(f"dY{i}",))
+            d_y, d_u = (f"dY{i}",), (gradient_of(f"U{i}"),)
+            backward = Stage("dAV", i, self.features_backward, on_server=True, reads=d_y, makes=d_u)
             return [*stages, backward, *self.end_backward_stages()]
         return [
             *stages,

@@ -259,6 +259,11 @@ class Layer(ABC):
         """Whether rows of H have the scale that the gather of the next layer wants."""
         return False
 
+    @property
+    def replaces_input(self) -> str:
+        """The row tensor that may take the place of the features (`Program.replaces_input`); or empty."""
+        return ""
+
     def end_params(self) -> list[ParamSpec]:
         """Return the bias, the weights of the residual of layer 1, and those of a norm."""
         i = self.index
@@ -359,6 +364,7 @@ class Layer(ABC):
                 trains_only=True,
                 weightless=True,
                 on_server=True,
+                makes=(FEATURES,),
             )
         ]
 
@@ -683,6 +689,16 @@ class OrderedLayer(Layer):
         """The aggregate of this layer's input never changes."""
         return self.first and self.aggregate_first and not self.input_key.p and self.computes_once
 
+    @property
+    def replaces_input(self) -> str:
+        """M, where it never changes and the layer takes nothing else; the residual takes features."""
+        return f"M{self.index}" if self.constant and self.takes_only_aggregate and not self.residual else ""
+
+    @property
+    def takes_only_aggregate(self) -> bool:
+        """Nothing of its input but what was aggregated is used, where that comes first."""
+        return False
+
     def aggregate_tensors(self, width: int) -> list[RowTensor]:
         """Return the tensors around the gathers; `width` is that of the product."""
         i = self.index
@@ -700,9 +716,9 @@ class OrderedLayer(Layer):
         if self.constant:
             return []
         if self.first:
-            return [Stage("GA", self.index, self.gather_features, tensor=FEATURES)]
-        h = self.h_in
-        return [Stage("SC", self.index, tensor=h), Stage("GA", self.index, self.gather_input, tensor=h)]
+            return [Stage("GA", self.index, self.gather_features, tensor=FEATURES, makes=("M1",))]
+        i, h = self.index, self.h_in
+        return [Stage("SC", i, tensor=h), Stage("GA", i, self.gather_input, tensor=h, makes=(f"M{i}",))]
 
     def gather_features(self, task: Task) -> None:
         """Aggregate the features."""
@@ -839,4 +855,6 @@ def assemble(layers: Sequence[Layer], *, sparse_features: bool) -> Program:
         drops_input=layers[0].input_key.p > 0,
         orders=tuple(layer.order for layer in layers),
         differs_in_evaluation=any(layer.differs_in_evaluation for layer in layers),
+        replaces_input="" if sparse_features else layers[0].replaces_input,
+        tells_all=True,
     )

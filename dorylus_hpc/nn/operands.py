@@ -225,23 +225,26 @@ class DropoutKey:
     layer: int
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class DenseFeatures:
     """Dense input rows of own and ghost vertices, or of own ones alone where nothing reads those of ghosts.
 
     Attributes
     ----------
     x
-        (n_local or n_own, f_in).
+        (n_local or n_own, f_in); no rows once it was given up.
     gids
         Vertex ids of the rows, at least.
     load
         Returns once these own rows of `x` are there; None: they are.
+    release
+        Gives back the memory of `x` from a row on.
     """
 
     x: np.ndarray
     gids: np.ndarray
     load: Callable[[tuple[int, int]], None] | None = None
+    release: Callable[[int], None] | None = None
 
     sparse = False
 
@@ -254,6 +257,13 @@ class DenseFeatures:
     def dtype(self) -> np.dtype:
         """Of the values."""
         return self.x.dtype
+
+    def give_up(self, n_rows: int) -> np.ndarray:
+        """Return rows of `x` for something else, and drop the others: no features are here any more."""
+        x, self.x = self.x[:n_rows], self.x[:0]
+        if self.release is not None:
+            self.release(n_rows)
+        return x
 
     def buffer(self) -> np.ndarray:
         """Return room for what `drop` writes."""

@@ -43,6 +43,7 @@ from dorylus_hpc.nn.program import (
     Task,
     gradient_of,
     load_stages,
+    names_of,
 )
 from lambda_pkg.dense import apply_vertex, apply_vertex_backward
 from lambda_pkg.ops import Op
@@ -320,13 +321,6 @@ def _check_types(layer: Layer) -> None:
                 raise InputError(f"{method}() must return {told}")
 
 
-def names_of(stage: Stage) -> list[str]:
-    """Return all names that a stage reads or makes, as far as it tells."""
-    ops = stage.ops(_ANY) if stage.ops is not None else []
-    tensor = [stage.tensor] if stage.tensor else []
-    return [*tensor, *stage.reads, *stage.makes, *(name for op in ops for name in (*op[2], *op[3]))]
-
-
 def made_by(stage: Stage) -> set[str]:
     """Return the names that a stage makes, as far as it tells."""
     ops = stage.ops(_ANY) if stage.ops is not None else []
@@ -399,6 +393,7 @@ def complete(program: Program) -> Program:
       reads nor what it makes is taken to read all row tensors.
     * Row tensors have the ghosts that are exchanged or computed.
     * Matrices of a layer start with different values.
+    * Features and row tensors stay where they are: a stage need not tell all that it reads.
 
     Raises
     ------
@@ -422,7 +417,15 @@ def complete(program: Program) -> Program:
         for name, tensor in program.tensors.items()
     }
     params = tuple(_distinct_draws(program.params))
-    return replace(program, forward=forward, backward=backward, tensors=tensors, params=params)
+    return replace(
+        program,
+        forward=forward,
+        backward=backward,
+        tensors=tensors,
+        params=params,
+        replaces_input="",
+        tells_all=False,
+    )
 
 
 def _covering(forward: Sequence[Stage]) -> Sequence[Stage]:

@@ -248,6 +248,11 @@ class Program:
     differs_in_evaluation
         True if training and evaluation behave differently (dropout, batch norm), so that accuracies need
         a forward of their own.
+    replaces_input
+        Name of a constant row tensor that may take the place of dense features: the last stage of the set-up
+        makes it, each of its columns of the same column of the features, and no other stage reads features.
+    tells_all
+        Stages that have no `ops` tell all row tensors that they read and make.
     """
 
     params: tuple[ParamSpec, ...]
@@ -259,6 +264,8 @@ class Program:
     drops_input: bool
     orders: tuple[str, ...]
     differs_in_evaluation: bool
+    replaces_input: str = ""
+    tells_all: bool = False
 
     def training_groups(self) -> tuple[tuple[Stage, ...], ...]:
         """Return the fused stages of an epoch, forward and backward."""
@@ -297,6 +304,13 @@ class Program:
     def product(self) -> int:
         """Elements of the largest weight matrix."""
         return max((spec.size for spec in self.params if len(spec.shape) == 2), default=0)
+
+
+def names_of(stage: Stage) -> list[str]:
+    """Return all names that a stage reads or makes, as far as it tells; of weights and gradients, too."""
+    ops = stage.ops(Pass(epoch=1, training=True, n_labelled=1)) if stage.ops is not None else []
+    tensor = [stage.tensor] if stage.tensor else []
+    return [*tensor, *stage.reads, *stage.makes, *(name for op in ops for name in (*op[2], *op[3]))]
 
 
 def load_stages(gather: Callable[[Task], None] | None = None, *, ghosts: bool = True) -> tuple[Stage, ...]:

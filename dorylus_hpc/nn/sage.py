@@ -152,7 +152,7 @@ class _SageLayer(Layer):
         if not self.first:
             return [Stage("AV", i, self.transform_both, ops=self.transform_both_ops)]
         return [
-            Stage("AV", i, self.transform_features, on_server=True),
+            Stage("AV", i, self.transform_features, on_server=True, makes=(self.z,)),
             Stage("AV", i, self.add_aggregate, ops=self.add_aggregate_ops),
         ]
 
@@ -241,13 +241,19 @@ class _MeanLayer(OrderedLayer, _SageLayer):
             stages += [*self.gather_input_stages(), *self.product_stages()]
         else:
             if self.first:
-                stages.append(Stage("AV", i, self.transform_sources, covers_ghosts=True, on_server=True))
+                stages.append(
+                    Stage(
+                        "AV", i, self.transform_sources, covers_ghosts=True, on_server=True, makes=(f"Y{i}",)
+                    )
+                )
             else:
                 stages.append(Stage("AV", i, self.transform_sources, ops=self.transform_sources_ops))
                 stages.append(Stage("SC", i, tensor=f"Y{i}"))
-            stages.append(Stage("GA", i, self.gather_transformed, tensor=f"Y{i}"))
+            stages.append(Stage("GA", i, self.gather_transformed, tensor=f"Y{i}", makes=(self.z,)))
             if self.first:
-                stages.append(Stage("AV", i, self.add_features, on_server=True, reads=(self.z,)))
+                stages.append(
+                    Stage("AV", i, self.add_features, on_server=True, reads=(self.z,), makes=(self.z,))
+                )
                 stages += self.activate_stages()
             else:
                 stages.append(Stage("AV", i, self.add_own, ops=self.add_own_ops))
@@ -259,21 +265,22 @@ class _MeanLayer(OrderedLayer, _SageLayer):
         if self.aggregate_first:
             stages.append(Stage("dAV", i, self.aggregate_backward, ops=self.aggregate_backward_ops))
             if self.first:
-                stages.append(Stage("dAV", i, self.features_backward, on_server=True, reads=(f"dH{i}",)))
+                d_z, d_w = (f"dH{i}",), (gradient_of(f"Ws{i}"),)
+                stages.append(Stage("dAV", i, self.features_backward, on_server=True, reads=d_z, makes=d_w))
             else:
                 stages += [
                     Stage("dSC", i, tensor=f"dM{i}"),
-                    Stage("dGA", i, self.gather_input_backward, tensor=f"dM{i}"),
+                    Stage("dGA", i, self.gather_input_backward, tensor=f"dM{i}", makes=(self.d_h_in,)),
                     Stage("dAV", i, self.add_own_gradient, ops=self.add_own_gradient_ops),
                 ]
             return [*stages, *self.end_backward_stages()]
         stages += [
             Stage("dSC", i, tensor=f"dH{i}"),
-            Stage("dGA", i, self.gather_transformed_backward, tensor=f"dH{i}"),
+            Stage("dGA", i, self.gather_transformed_backward, tensor=f"dH{i}", makes=(f"dY{i}",)),
         ]
         if self.first:
-            reads = (f"dH{i}", f"dY{i}")
-            last = Stage("dAV", i, self.features_backward, on_server=True, reads=reads)
+            reads, makes = (f"dH{i}", f"dY{i}"), (gradient_of(f"Ws{i}"), gradient_of(f"Wn{i}"))
+            last = Stage("dAV", i, self.features_backward, on_server=True, reads=reads, makes=makes)
             return [*stages, last, *self.end_backward_stages()]
         return [*stages, Stage("dAV", i, self.own_backward, ops=self.own_backward_ops)]
 
@@ -393,11 +400,14 @@ class _MaxLayer(_SageLayer):
         i = self.index
         stages = self.begin_stages()
         if self.first:
-            stages.append(Stage("AV", i, self.pool_input, covers_ghosts=True, on_server=True))
+            stages.append(
+                Stage("AV", i, self.pool_input, covers_ghosts=True, on_server=True, makes=(f"P{i}",))
+            )
         else:
             stages.append(Stage("AV", i, self.pool_input, ops=self.pool_input_ops))
             stages.append(Stage("SC", i, tensor=f"P{i}"))
-        stages.append(Stage("GA", i, self.gather_maximum, tensor=f"P{i}"))
+        makes = (f"M{i}", f"J{i}")
+        stages.append(Stage("GA", i, self.gather_maximum, tensor=f"P{i}", makes=makes))
         return [*stages, *self.product_stages(), *self.end_stages()]
 
     def backward(self) -> list[Stage]:
@@ -405,14 +415,14 @@ class _MaxLayer(_SageLayer):
         stages = [
             *self.begin_backward_stages(),
             Stage("dAV", i, self.aggregate_backward, ops=self.aggregate_backward_ops),
-            Stage("dAV", i, self.pack_gradient, on_server=True, reads=(f"dM{i}",)),
+            Stage("dAV", i, self.pack_gradient, on_server=True, reads=(f"dM{i}", f"J{i}"), makes=(f"Q{i}",)),
             Stage("dSC", i, tensor=f"Q{i}"),
-            Stage("dGA", i, self.gather_gradient, tensor=f"Q{i}"),
+            Stage("dGA", i, self.gather_gradient, tensor=f"Q{i}", makes=(f"dP{i}",)),
             Stage("dAV", i, self.pool_backward, ops=self.pool_backward_ops),
         ]
         if self.first:
-            reads = (f"dH{i}", f"dP{i}")
-            last = Stage("dAV", i, self.features_backward, on_server=True, reads=reads)
+            reads, makes = (f"dH{i}", f"dP{i}"), (gradient_of(f"Ws{i}"), gradient_of(f"Wp{i}"))
+            last = Stage("dAV", i, self.features_backward, on_server=True, reads=reads, makes=makes)
             return [*stages, last, *self.end_backward_stages()]
         return [*stages, Stage("dAV", i, self.add_own_gradient, ops=self.add_own_gradient_ops)]
 

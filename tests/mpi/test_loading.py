@@ -14,7 +14,7 @@ from dorylus_hpc.api import fit
 from dorylus_hpc.comm.failure import AgreedError
 from dorylus_hpc.config import make_config
 from dorylus_hpc.engine import feature_loader
-from dorylus_hpc.engine.model import build_program
+from dorylus_hpc.engine.model import build_program, load_settings
 from dorylus_hpc.graph.feature_norm import (
     column_sums,
     normalise_rows,
@@ -56,7 +56,8 @@ def test_own_and_ghost_rows_are_there(comm, shared_tmp_path, monkeypatch, first,
     program = build_program(
         make_config(FIRST_LAYERS[first]), n_features=9, n_classes=manifest.classes, sparse_features=False
     )
-    with engine(comm, folder, program, settings_of(feature_norm=norm), intervals=3) as (_, loaded):
+    settings = settings_of(feature_norm=norm)
+    with engine(comm, folder, program, settings, intervals=3, saves_memory=False) as (_, loaded):
         want = normalised(graph, norm)
         for part in loaded.parts:
             assert part.n_in_ghosts
@@ -64,6 +65,31 @@ def test_own_and_ghost_rows_are_there(comm, shared_tmp_path, monkeypatch, first,
                 np.testing.assert_allclose(part.features.x, want[part.features.gids], rtol=1e-12)
             else:
                 np.testing.assert_array_equal(part.features.x, want[part.features.gids])
+
+
+@pytest.mark.parametrize("width", [1, 15, 16, 17, 45])
+def test_aggregate_takes_the_place_of_the_features(comm, shared_tmp_path, width):
+    """Bit for bit what is made beside them, for any number of columns; none of them are left."""
+    graph = graphs.directed_random(70, 300, features=width)
+    folder = prepare(comm, graph, shared_tmp_path / "graph", parts=comm.size + 2, partitioner="hash")
+    manifest = read_manifest(folder)
+    for options in ({}, {"model": "gin", "epsilon": "fixed", "dtype": "float64"}):
+        config = make_config(options)
+        program = build_program(config, n_features=width, n_classes=manifest.classes, sparse_features=False)
+        assert program.replaces_input == "M1"
+        settings = load_settings(config)
+        kept = {}
+        with engine(comm, folder, program, settings, intervals=3, saves_memory=False) as (runner, loaded):
+            for part in loaded.parts:
+                kept[part.index] = runner.tensors.own[part.index]["M1"]
+                assert len(part.features.x) == part.n_own + part.n_in_ghosts
+        with engine(comm, folder, program, settings, intervals=3, threads=2) as (runner, loaded):
+            for part in loaded.parts:
+                own = runner.tensors.own[part.index]
+                assert own["M1"].any()
+                np.testing.assert_array_equal(own["M1"], kept[part.index])
+                assert "X" not in own
+                assert part.features.shape == (0, width)
 
 
 @pytest.mark.parametrize("mode", ["nopipe", "pipe"])
@@ -138,7 +164,8 @@ def test_reading_goes_on_while_intervals_are_gathered(comm, shared_tmp_path, mon
         order="none",
     )
     run_dir = shared_tmp_path / "run"
-    train(comm, *all_ranks(comm), folder, run_dir, epochs=1, intervals=8, trace_events=10**5)
+    how = {"epochs": 1, "intervals": 8, "trace_events": 10**5, "save_memory": "off"}
+    train(comm, *all_ranks(comm), folder, run_dir, **how)
     if comm.rank:
         return
     events = json.loads((run_dir / "trace.json").read_text())["traceEvents"]
