@@ -43,7 +43,7 @@ class Room:
         size = math.prod(shape) * dtype.itemsize
         flags = _PRIVATE | (_UNRESERVED if sparse else 0)
         self._map = mmap.mmap(-1, max(size, 1), flags=flags)
-        if size >= _LARGE and not sparse:
+        if size >= _LARGE:
             self._advise("MADV_HUGEPAGE", 0, size)
         self.array: np.ndarray = np.frombuffer(self._map, np.uint8, size).view(dtype).reshape(shape)
 
