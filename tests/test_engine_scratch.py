@@ -29,6 +29,7 @@ MODELS = {
     "gcn, deep": (partial(gcn_program, **DEEP), "gcn"),
     "gcn, normalised": (partial(gcn_program, l2_normalise=True, jumping="max"), "gcn"),
     "gcn, batch norm": (partial(gcn_program, norm="batch"), "gcn"),
+    "sage, batch norm": (partial(sage_program, norm="batch", jumping="cat"), "mean"),
     "gin, batch norm": (partial(gin_program, inner=5, norm="batch", residual=True), "sum"),
     "sage": (sage_program, "mean"),
     "sage, deep": (partial(sage_program, l2_normalise=True, **DEEP), "mean"),

@@ -50,6 +50,7 @@ from dorylus_hpc.nn.program import (
     Stage,
     Task,
     gradient_of,
+    inputs_of,
     load_stages,
 )
 from lambda_pkg.dense import (
@@ -540,7 +541,7 @@ class Layer(ABC):
             return [Stage("dAV", i, self.output_gradient, ops=self.output_gradient_ops)]
         a, d_h, sums = self.z, f"dH{i}", f"dB{i}"
         ops = self.output_gradient_ops(Pass(epoch=1, training=True, n_labelled=1))
-        reads = tuple({name: None for op in ops for name in op[2]})
+        reads = tuple(inputs_of(ops))
         scale, shift = gradient_of(f"g{i}"), gradient_of(f"s{i}")
         return [
             Stage("dAV", i, self.output_gradient, weightless=True, on_server=True, reads=reads, makes=(d_h,)),

@@ -16,7 +16,16 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from dorylus_hpc.nn.program import EDGE_ATTRIBUTES, LOSS, ROW_ATTRIBUTES, Pass, Program, Stage, gradient_of
+from dorylus_hpc.nn.program import (
+    EDGE_ATTRIBUTES,
+    LOSS,
+    ROW_ATTRIBUTES,
+    Pass,
+    Program,
+    Stage,
+    gradient_of,
+    inputs_of,
+)
 from lambda_pkg.ops import Op
 
 TALLY = "tally"  # right and wrong answers of an interval, by set
@@ -109,7 +118,7 @@ def plan_offload(
     ops = _ops(stages, _ANY)
     if counts:
         ops.append(_count(program.logits, 1))
-    reads = _inputs(ops)
+    reads = inputs_of(ops)
     made = {name: None for op in ops for name in op[3]}
     weights = {spec.name for spec in program.params}
     collected = {name for name, tensor in program.tensors.items() if tensor.collects}
@@ -141,16 +150,6 @@ def _ops(stages: Iterable[Stage], way: Pass) -> list[Op]:
     return ops
 
 
-def _inputs(ops: Iterable[Op]) -> list[str]:
-    """Return the names that are read before they are made, in order."""
-    made: set[str] = set()
-    inputs: dict[str, None] = {}
-    for _, _, reads, makes in ops:
-        inputs.update(dict.fromkeys(name for name in reads if name not in made))
-        made.update(makes)
-    return list(inputs)
-
-
 def _made(ops: Iterable[Op]) -> set[str]:
     """Return the names that are made."""
     return {name for op in ops for name in op[3]}
@@ -161,7 +160,7 @@ def _reads(program: Program, group: tuple[Stage, ...], *, rematerialise: bool) -
     dense = [stage for stage in group if stage.ops is not None]
     if rematerialise and len(dense) == len(group):
         dense = [*_producers(program, dense), *dense]
-    found = set(_inputs(_ops(dense, _ANY)))
+    found = set(inputs_of(_ops(dense, _ANY)))
     for stage in group:
         found.update((*stage.reads, stage.tensor))
     return found
@@ -172,7 +171,7 @@ def _producers(program: Program, stages: Sequence[Stage]) -> list[Stage]:
 
     Not a stage whose product another one goes on with: it alone would make something else.
     """
-    reads = _inputs(_ops(stages, _ANY))
+    reads = inputs_of(_ops(stages, _ANY))
     there = {*reads, *ROW_ATTRIBUTES, *(spec.name for spec in program.params)}
     makers = Counter(name for stage in program.forward if stage.ops for name in _made(stage.ops(_ANY)))
     found = []
@@ -181,7 +180,7 @@ def _producers(program: Program, stages: Sequence[Stage]) -> list[Stage]:
             continue
         ops = stage.ops(_ANY)
         made = _made(ops)
-        sources = set(_inputs(ops))
+        sources = set(inputs_of(ops))
         if any(makers[name] > 1 for name in made):
             continue
         if made & set(reads) and not made & sources and sources <= there - made:

@@ -313,6 +313,16 @@ def names_of(stage: Stage) -> list[str]:
     return [*tensor, *stage.reads, *stage.makes, *(name for op in ops for name in (*op[2], *op[3]))]
 
 
+def inputs_of(ops: Iterable[Op]) -> list[str]:
+    """Return the names that ops read before they make them, in order."""
+    made: set[str] = set()
+    inputs: dict[str, None] = {}
+    for _, _, reads, makes in ops:
+        inputs.update(dict.fromkeys(name for name in reads if name not in made))
+        made.update(makes)
+    return list(inputs)
+
+
 def load_stages(gather: Callable[[Task], None] | None = None, *, ghosts: bool = True) -> tuple[Stage, ...]:
     """Return the set-up of a model with dense features.
 
