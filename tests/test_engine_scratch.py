@@ -80,6 +80,7 @@ def test_what_one_group_alone_touches() -> None:
     assert named(model, "evaluate") == {"AV1+AV2": ("H1",), "GA2+AV2": ("H2",)}
     assert named(model, "evaluate", keeps={-1: ["H2"]}) == {"AV1+AV2": ("H1",), "GA2+AV2": ()}
     assert named(model, "evaluate", keeps={1: ["H1"]})["AV1+AV2"] == ()
+    assert named(model, keeps={-1: ["W1", "H2"]})["GA2+AV2+AV2+dAV2"] == ()  # weights travel, too
 
 
 def test_others_who_do_not_tell_keep_all() -> None:

@@ -38,7 +38,8 @@ def short_lived(
     groups
         All groups of a pass, in order.
     keeps
-        By group: tensors that are wanted beside what its stages tell; -1: after the pass.
+        By group: tensors that are wanted beside what its stages tell; -1: after the pass. Names of
+        anything else (weights) mean nothing.
 
     Returns
     -------
@@ -54,7 +55,8 @@ def short_lived(
             place[name].add(-1)
     for number, names in (keeps or {}).items():
         for name in names:
-            place[name].add(number)
+            if name in place:
+                place[name].add(number)
     for number, stages in enumerate(groups):
         for stage in stages:
             if stage.run is not None and stage.ops is None and not stage.makes:
