@@ -42,6 +42,7 @@ from bench.overlap import (
     gain_share,
     group_seconds,
     in_mode,
+    on_these_cores,
     prepare,
     run,
     seconds_of,
@@ -96,20 +97,11 @@ def overhead(options: argparse.Namespace, runs: dict[str, list[Measured]], graph
     return max(0.0, (long - short) / (options.epochs - 1) - SERVERS * graph)
 
 
-def with_overhead(cluster: Cluster, times: dict[str, float], extra: float) -> dict[str, float]:
-    """Task times where each server's thread also has its share of the other work on its core."""
-    groups = cluster.groups["train"]
-    gathers = [one.name for one in groups if one.resource == GRAPH]
-    graph = INTERVALS * sum(times[name] for name in gathers)
-    factor = 1.0 + extra / cores() / graph
-    return {name: value * (factor if name in gathers else 1.0) for name, value in times.items()}
-
-
 def rows_of(
     cluster: Cluster, times: dict[str, float], extra: float, calls: float, measured: dict[str, float]
 ) -> list[dict[str, Any]]:
     """For each mode: what was measured, bounds, and share of the possible gain."""
-    loaded = with_overhead(cluster, times, extra)
+    loaded = on_these_cores(cluster, times, extra / cores())
     rows = []
     for mode, seconds in measured.items():
         row: dict[str, Any] = {"mode": mode, "seconds": seconds}
