@@ -462,6 +462,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"note: {line}")
     results: dict[str, Any] = {"graphs": {}, "checks": [], "missing": [], "rows": [], "runs": []}
     status = 0
+    if options.work is not None:
+        options.work.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=options.work) as work:
         try:
             measure_all(options, Path(work).resolve(), results)

@@ -482,6 +482,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"note: {line}")
     graphs: dict[str, Any] = {}
     wrong: list[str] = []
+    if options.work is not None:
+        options.work.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=options.work) as work:
         for name in dict.fromkeys(options.graphs):
             graphs[name], more = measure(name, Path(work).resolve(), options)
