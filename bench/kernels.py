@@ -32,6 +32,8 @@ How to read the table:
   made before; in "bf16 ..." they are stored as bfloat16.
 - In gather_adjoint "auto" is given the transposed matrix, made before and not counted, as PyTorch and DGL
   are. "no transpose" has the matrix alone, as SciPy has: what a call costs where nothing was prepared.
+- In narrow_product rows of 602 features are multiplied by a matrix of few columns, or, transposed, by as
+  many rows.
 - "x peer" is how many times faster than the fastest peer with as many threads; SciPy and NumPy use one thread
   whatever they are given. So the geometric mean at the end compares "auto" with the most threads with peers
   that use as many, or one.
@@ -61,7 +63,9 @@ WIDTHS = [16, 32, 64, 128, 256, 602]
 SMALL_WIDTH = 21  # of the first check: a tile and a piece of one
 LEAST = 0.01  # seconds that a candidate runs in a round, at least: short calls are repeated
 FEWEST = 3  # rounds
-ONE_WIDTH = dict.fromkeys(("gather_float64", *attention.KERNELS), attention.WIDTH)
+ONE_WIDTH = dict.fromkeys(("gather_float64", *attention.KERNELS), attention.WIDTH) | dict.fromkeys(
+    ("narrow_product", "narrow_product_adjoint"), passes.UNITS
+)
 QUIET = 0.1  # cores that others may use without a warning
 PAUSE = 0.002  # seconds, in which waiting threads of the candidate before fall asleep
 QUICK = {"graphs": ["uniform", "rmat"], "widths": [64], "repeats": 3, "seconds": 1.0, "scale": 0.1}

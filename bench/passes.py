@@ -22,6 +22,7 @@ from cython_kernels.layout import empty
 ROWS = 200_000
 P = 0.5  # chance of dropping a value
 KEY = {"seed": 1, "epoch": 2, "layer": 1}
+DEPTH, UNITS = 602, 16  # columns of dense features, and of a narrow layer
 FEATURES, FILLED = 500, 0.05  # columns of sparse features, and the share that is not 0
 
 
@@ -315,10 +316,70 @@ def csr_gradient(inputs: Inputs) -> Case:
     return _product(inputs, "csr_gradient", transposed, d_out, ours)
 
 
+# ---- dense features of many columns times a layer of few units ----
+
+
+def _narrow(
+    inputs: Inputs,
+    kernel: str,
+    ours: Callable[[np.ndarray, int], np.ndarray],
+    product: tuple[np.ndarray, np.ndarray],
+) -> Case:
+    """A product of two dense matrices, which peers leave to a BLAS."""
+    left, right = product
+    n, depth = left.shape
+    rows = checking.sample(np.zeros(n))
+    wanted = left[rows].astype(np.float64) @ right.astype(np.float64)
+    tolerance = checking.rounding(np.full(len(rows), depth), np.float32)
+
+    def check(got: np.ndarray) -> None:
+        checking.close(got[rows], wanted, tolerance)
+
+    out, torch = empty((n, inputs.width), np.float32), inputs.peers.torch
+
+    def matmul(threads: int) -> np.ndarray:
+        with blas_threads(threads):
+            return np.matmul(left, right, out=out)
+
+    candidates = [Candidate(MAIN, partial(ours, out), check)]
+    if inputs.peers.has("scipy"):
+        candidates.append(Candidate("numpy", matmul, check, peer=True))
+    if inputs.peers.has("torch"):
+        factors, target = (torch.from_numpy(left), torch.from_numpy(right)), torch.from_numpy(out)
+        runs: dict[str, Run] = {"torch": lambda: torch.mm(*factors, out=target).numpy()}
+        candidates += of_peers(runs, check)
+    return Case(
+        kernel,
+        inputs.graph.name,
+        inputs.width,
+        candidates,
+        flops=2 * n * depth * inputs.width,
+        values=out.size,
+        moved=left.size,
+        limit="sequential",
+        reset=partial(out.fill, np.nan),
+    )
+
+
+def narrow_product(inputs: Inputs) -> Case:
+    """X W."""
+    x, w = inputs.positive(inputs.graph.n, DEPTH), inputs.positive(DEPTH, inputs.width)
+    run = lambda out, threads: ck.narrow_product(x, w, out, num_threads=threads)  # noqa: E731
+    return _narrow(inputs, "narrow_product", run, (x, w))
+
+
+def narrow_product_adjoint(inputs: Inputs) -> Case:
+    """The gradient of W, X^T d."""
+    x, d_out = inputs.positive(inputs.graph.n, DEPTH), inputs.x
+    run = lambda out, threads: ck.narrow_product_adjoint(x, d_out, out, num_threads=threads)  # noqa: E731
+    return _narrow(inputs, "narrow_product_adjoint", run, (x.T, d_out))
+
+
 PASSES: dict[str, Callable[[Inputs], Case]] = {
     build.__name__: build
     for build in (
         pack_rows, unpack_rows, scatter_add_rows, dropout, bias_relu_dropout, relu_dropout_backward,
-        bias_elu_dropout, elu_dropout_backward, csr_product, csr_gradient,
+        bias_elu_dropout, elu_dropout_backward, csr_product, csr_gradient, narrow_product,
+        narrow_product_adjoint,
     )
 }  # fmt: skip
