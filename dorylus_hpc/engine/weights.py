@@ -269,7 +269,9 @@ class WeightServer:
             self._keep(self._store.newest + 1, flat)
         asking, self._asking = self._asking, []
         for client, unit, least in asking:
-            if self.verdict is not Verdict.GO_ON:
+            # In exact modes a verdict on a version comes when the epoch that starts from it runs somewhere;
+            # those that wait for its rows would wait for ever for a rank that had no weights for it.
+            if self.verdict is not Verdict.GO_ON and not (self._exact and least <= self._judged):
                 self._mailbox.send(client, Letters.GRANT, unit, NEVER, self._store.load, int(self.verdict))
                 continue
             version = self._store.bind((client, unit), 0 if self._at_once else least)

@@ -326,6 +326,44 @@ def test_rank_0_holds_a_run_back_and_stops_it(comm, graph_servers, servers):
         rank.mailbox.close()
 
 
+@pytest.mark.parametrize("graph_servers, servers", GROUPS)
+def test_who_is_late_runs_the_epoch_that_others_run_when_the_run_is_stopped(comm, graph_servers, servers):
+    """Rank 0 has weights of version 1 and stops the run before the others ask for them."""
+    specs, epochs = MODELS["two layers"], 9
+    with first_ranks(comm, graph_servers + servers) as group:
+        if group is None:
+            return
+        rank = Rank(group, servers, specs, epochs, judged=True)
+        hosted = rank.placement.hosted(rank.roles.rank)
+        if rank.server:
+            rank.server.begin(exact=True, at_once=False)
+        if rank.client:
+            rank.bind([1], 0)
+            rank.client.release(1)
+            rank.push(1, hosted)
+            if rank.roles.rank == 0:
+                for server in rank.service.servers:
+                    rank.mailbox.send(server, Letters.VERDICT, 0, int(Verdict.GO_ON))
+                (got,) = rank.bind([1], 1)
+                assert got is not None
+                for server in rank.service.servers:
+                    rank.mailbox.send(server, Letters.VERDICT, 1, int(Verdict.STOP))
+                rank.client.release(1)
+            else:
+                began = time.monotonic()
+                rank.wait(lambda: time.monotonic() > began + 0.1)  # the verdict comes first
+            for unit in (2, 3):
+                (got,) = rank.bind([unit], 1)
+                assert got is not None
+                rank.client.release(unit)
+            rank.push(2, hosted)
+            assert rank.bind([4], 2) == [None]
+        rank.end(2)
+        if rank.client:
+            assert rank.final[:2] == (2, Verdict.STOP)
+        rank.mailbox.close()
+
+
 @pytest.mark.ranks(1)
 def test_what_must_not_happen_is_told(comm):
     with first_ranks(comm, 1) as group:
