@@ -291,6 +291,8 @@ class TrainConfig:
         for name in ("local_latency", "local_bandwidth", "local_faults"):
             if getattr(self, name) and self.backend != "lambda-local":
                 raise InputError(f"{_flag(name)} is for --backend lambda-local, not {self.backend}")
+        if self.endpoint_url and self.backend != "lambda":
+            raise InputError(f"--endpoint-url is for --backend lambda, not {self.backend}")
         if self.switch_margin and (self.mode != "async" or not self.target_accuracy):
             raise InputError("--switch-margin is for --mode async with a --target-accuracy")
 

@@ -126,7 +126,6 @@ def test_every_option_from_every_place(toml):
         "backend": "lambda-local",
         "function": "arn:aws:lambda:eu-west-1:123456789012:function:f",
         "region": "eu-west-1",
-        "endpoint_url": "http://127.0.0.1:4566",
         "memory_mb": 3538,
         "function_timeout": 900,
         "workers": 150,
@@ -158,7 +157,12 @@ def test_every_option_from_every_place(toml):
         "negative_slope": 0.1,
         "attention_dropout": 0.6,
     }
-    placed = {"model": "gat", "backend": "lambda", "place": "ae=lambda"}
+    placed = {
+        "model": "gat",
+        "backend": "lambda",
+        "place": "ae=lambda",
+        "endpoint_url": "http://127.0.0.1:4566",
+    }
     assert {*other, *experiments, *own, *deep, *gcn, *gin, *gat, *placed} == set(NAMES)
     for options in (
         other,
@@ -324,6 +328,13 @@ def test_wrong_command_lines(words, said):
             )
             for backend in ("lambda", "lambda-local")
             for name in ("dense_delay", "straggler")
+        ],
+        *[
+            (
+                {"backend": backend, "endpoint_url": "http://a"},
+                f"--endpoint-url is for --backend lambda, not {backend}",
+            )
+            for backend in ("cpu", "lambda-local")
         ],
         ({"workers": 101}, "--workers 101 is more than --max-workers 100"),
         ({"workers": 3, "max_workers": 2, "backend": "lambda"}, "--workers 3 is more than --max-workers 2"),
