@@ -161,6 +161,7 @@ class GraphServer:
         self._first = 0  # epochs before this phase
         self._sums: dict[tuple[int, int], np.ndarray] = {}  # async: gradients by round and part
         self._left: Counter[int] = Counter()
+        self._whole = 0  # the last epoch that all hosted parts have done
         self._epoch_began = 0.0
         self._account = Account()
 
@@ -202,6 +203,7 @@ class GraphServer:
         if self._server is not None:
             self._server.begin(exact=self._exact, at_once=at_once)
         phases = len(self._ended)
+        self._whole = self._first
         rounds = Epochs("train", self._first + 1, self._config.epochs - self._first)
         staleness = self._config.staleness if mode == "async" else 0
         loop.do(line, runner.begin(line, "train", mode, rounds, self, staleness=staleness))
@@ -210,7 +212,9 @@ class GraphServer:
         loop.run(lambda: schedule.finished)
         self._account.max_lead = max(self._account.max_lead, schedule.max_lead)
         self._account.max_read_age = max(self._account.max_read_age, schedule.max_read_age)
-        self._client.end(self._first + schedule.rounds_done)
+        # Not rounds that all units did: of a ghosts' unit that was denied its weights no gradients are missed,
+        # and weight servers must know of every epoch whose gradients are there, to end with the same one.
+        self._client.end(self._whole)
         loop.run(lambda: len(self._ended) > phases and (self._server is None or self._server.finished))
         self._sums.clear()
         self._left.clear()
@@ -363,6 +367,7 @@ class GraphServer:
         return self._first + number + 1
 
     def _end_epoch(self, epoch: int) -> None:
+        self._whole = epoch
         now = time.perf_counter()
         self._account.epoch_seconds.append(now - self._epoch_began)
         self._epoch_began = now

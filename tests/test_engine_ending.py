@@ -1,0 +1,117 @@
+"""All ranks end a phase with the same epoch, whatever came late."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dorylus_hpc.comm.mailbox import Letter, Letters
+from dorylus_hpc.config import make_config
+from dorylus_hpc.engine.graph_server import GraphServer
+from dorylus_hpc.engine.recorder import Account
+from dorylus_hpc.engine.weights import Service, Verdict, WeightServer, WeightShard
+from dorylus_hpc.nn.optim import make_optimizer
+from dorylus_hpc.nn.params import ParamSpec, plan_layout
+from dorylus_hpc.report.trace import Tracer
+
+PARTS = (0, 1)
+
+
+def epochs_told(first: int, whole: int, rounds_done: int) -> int:
+    """Let a graph server end a phase after its parts have done some epochs; return what it tells of it."""
+    told: list[int] = []
+    server: Any = object.__new__(GraphServer)
+    schedule = SimpleNamespace(finished=True, rounds_done=rounds_done, max_lead=0, max_read_age=0)
+
+    def run(until: object) -> None:
+        if not told:
+            for number in range(whole):
+                for part in PARTS:
+                    server.complete(part, number)
+        else:
+            server._ended.append((told[0], Verdict.STOP))
+
+    server._runner = SimpleNamespace(
+        training=SimpleNamespace(schedule=schedule),
+        evaluation=None,
+        loop=SimpleNamespace(run=run, do=lambda line, actions: None),
+        begin=lambda *arguments, **options: [],
+        parts=PARTS,
+        add_gradients=lambda part: None,
+        take_results=lambda *key: SimpleNamespace(loss=0.0, tally=None),
+    )
+    server._client = SimpleNamespace(end=told.append, push=lambda *numbers: None)
+    server._mailbox = SimpleNamespace(send=lambda *letter, data: None, dtype=np.dtype(np.float32))
+    server._config = make_config({"mode": "pipe"})
+    server._server = server._registrar = server._lambda = server._tuning = None
+    server._first, server._exact, server._epoch_began, server._whole = first, True, 0.0, 0
+    server._ended, server._sums, server._left, server._account = [], {}, Counter(), Account()
+    server._phase("pipe")
+    return told[0]
+
+
+@pytest.mark.parametrize("first", [0, 4])
+def test_epochs_count_whose_gradients_were_sent(first: int) -> None:
+    """A ghosts' unit that was denied its weights has not done the last round; all parts have."""
+    assert epochs_told(first, whole=3, rounds_done=3) == first + 3
+    assert epochs_told(first, whole=3, rounds_done=2) == first + 3
+    assert epochs_told(first, whole=0, rounds_done=0) == first
+
+
+def end_with(late: bool) -> list[tuple[int, ...]]:
+    """Let two weight servers end a phase of two epochs; the second one's weights may come late to the first.
+
+    Return what graph servers hear of it: epochs behind the last weights, of each weight server.
+    """
+    specs = (ParamSpec("W1", 1, (4, 3)), ParamSpec("W2", 2, (4, 3)))
+    layout = plan_layout(specs, 2)
+    service = Service(
+        servers=(0, 1),
+        clients=(0, 1),
+        layout=layout,
+        n_parts=2,
+        n_intervals=2,
+        epochs=10,
+        readers=lambda version: (),
+        judged=lambda version: False,
+    )
+    post: list[tuple[int, int, Letters, tuple[int, ...], np.ndarray]] = []
+    servers = []
+    for rank in (0, 1):
+
+        def send(to: int, kind: Letters, *numbers: int, data: Any = None, rank: int = rank) -> None:
+            post.append((rank, to, kind, numbers, np.empty(0) if data is None else data.copy()))
+
+        shard = WeightShard(layout, rank, make_optimizer("sgd", lr=0.1), layout.initial(0, np.dtype(float)))
+        mailbox: Any = SimpleNamespace(rank=rank, send=send)
+        servers.append(WeightServer(mailbox, service, shard, Tracer(0.0, limit=0)))
+        servers[-1].begin(exact=False, at_once=False)
+
+    def deliver(kinds: tuple[Letters, ...], to: int) -> None:
+        for letter in [one for one in post if one[2] in kinds and one[1] == to]:
+            post.remove(letter)
+            servers[to].handle(Letter(letter[0], letter[2], letter[3], letter[4]))
+
+    for epoch in (1, 2):
+        for part in PARTS:
+            for rank in (0, 1):
+                start, stop = layout.segments[rank]
+                letter = Letter(part, Letters.PUSH, (epoch, part), np.ones(stop - start))
+                servers[rank].handle(letter)
+        if epoch == 1 or not late:
+            deliver((Letters.PUBLISH,), 0)
+        deliver((Letters.PUBLISH,), 1)
+    for rank in (0, 1):
+        for client in (0, 1):
+            servers[rank].handle(Letter(client, Letters.DONE, (2, int(Verdict.STOP)), np.empty(0)))
+    deliver((Letters.PUBLISH,), 0)
+    return [numbers for _, _, kind, numbers, _ in post if kind is Letters.FINAL]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_weight_servers_end_with_the_same_epoch(late: bool) -> None:
+    assert sorted(end_with(late)) == [(2, Verdict.STOP)] * 2
