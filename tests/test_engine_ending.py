@@ -115,3 +115,62 @@ def end_with(late: bool) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("late", [False, True])
 def test_weight_servers_end_with_the_same_epoch(late: bool) -> None:
     assert sorted(end_with(late)) == [(2, Verdict.STOP)] * 2
+
+
+def second_weight_server(specs: tuple[ParamSpec, ...]) -> tuple[WeightServer, list[int]]:
+    """Return the second of two weight servers of one graph server; and how much each of them owns."""
+    layout = plan_layout(specs, 2)
+    service = Service(
+        servers=(1, 2),
+        clients=(0,),
+        layout=layout,
+        n_parts=1,
+        n_intervals=1,
+        epochs=10,
+        readers=lambda version: (0,),
+        judged=lambda version: True,
+    )
+    mailbox: Any = SimpleNamespace(rank=2, send=lambda to, kind, *numbers, data=None: None)
+    shard = WeightShard(layout, 1, make_optimizer("sgd", lr=0.1), layout.initial(0, np.dtype(float)))
+    sizes = [stop - start for start, stop in layout.segments]
+    return WeightServer(mailbox, service, shard, Tracer(0.0, limit=0)), sizes
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("n_tensors", [1, 2])
+def test_a_weight_server_that_nobody_waits_for_loses_nothing_of_the_next_phase(
+    n_tensors: int, early: bool
+) -> None:
+    """It may sleep while the graph server, whose home is another one, goes on in the next phase.
+
+    With one tensor it owns nothing, and hears of epochs by what the other publishes alone; that may even come
+    before the graph server's word that the phase is over, which is of another sender.
+    """
+    specs = tuple(ParamSpec(f"W{k}", k, (4, 3)) for k in range(1, n_tensors + 1))
+    server, (others, owned) = second_weight_server(specs)
+    assert bool(owned) is (n_tensors == 2)
+    other = np.ones(others)
+
+    def hear(source: int, kind: Letters, *numbers: int, data: np.ndarray | None = None) -> None:
+        server.handle(Letter(source, kind, (*numbers, 0, 0, 0), np.empty(0) if data is None else data))
+
+    def push(epoch: int) -> None:
+        if owned:
+            hear(0, Letters.PUSH, epoch, 0, data=np.ones(owned))
+
+    server.begin(exact=False, at_once=False)
+    push(1)
+    hear(1, Letters.PUBLISH, 1, 0, data=other)
+    if early:
+        hear(1, Letters.PUBLISH, 2, 1, data=2 * other)
+    hear(0, Letters.DONE, 1, int(Verdict.SWITCH))
+    assert server.finished
+    assert (server.outcome, server.epochs) == (Verdict.SWITCH, 1)
+    push(2)
+    if not early:
+        hear(1, Letters.PUBLISH, 2, 1, data=2 * other)
+    hear(0, Letters.VERDICT, 1, int(Verdict.GO_ON), 1)
+    hear(0, Letters.DONE, 2, int(Verdict.GO_ON))
+    server.begin(exact=True, at_once=False)
+    assert server.finished
+    assert server.epochs == 2

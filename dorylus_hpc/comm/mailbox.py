@@ -33,7 +33,9 @@ class Letters(IntEnum):
     GRANT = 1  # back: unit, version (-1: none), load of the server, verdict; weights new to the rank
     RELEASE = 2  # graph server -> weight server: unit
     PUSH = 3  # graph server -> owner: epoch, part; gradient of the part, or of one of its intervals
-    PUBLISH = 4  # owner -> weight servers: epoch; its weights after all gradients of the epoch
+    PUBLISH = (
+        4  # owner -> weight servers: epoch, first epoch of the phase; its weights after all gradients of it
+    )
     UPDATE = 5  # owner -> weight servers: its weights after one more gradient
     SNAPSHOT = 6  # weight server -> graph server: version; weights to evaluate
     REPORT = (

@@ -235,6 +235,9 @@ class WeightServer:
         if letter.kind in _FROM_CLIENTS and (self.finished or letter.source in self._done):
             self._later.append(letter)
             return
+        if letter.kind in _BETWEEN_PHASES and numbers[_BETWEEN_PHASES[letter.kind]] > self._base:
+            self._later.append(letter)  # others may be in the next phase: none of them waits for this server
+            return
         match letter.kind:
             case Letters.BIND:
                 self._asking.append((letter.source, numbers[0], numbers[1]))
@@ -249,7 +252,7 @@ class WeightServer:
                 self._shard.flat[slice(*self._owners[letter.source])] = letter.data
                 self._changed = True
             case Letters.VERDICT:
-                if numbers[2] == self._base:  # else it is of a phase that has ended
+                if numbers[2] == self._base and not self.finished:  # else of a phase that has ended
                     self._judge(numbers[0], Verdict(numbers[1]))
             case Letters.DONE:
                 self._end(letter.source, numbers[0], Verdict(numbers[1]))
@@ -323,7 +326,7 @@ class WeightServer:
             if not self._at_once:
                 self._update(self._partials.pop(self._epoch))
             for rank in self._others:
-                self._mailbox.send(rank, Letters.PUBLISH, self._epoch, data=self._shard.own)
+                self._mailbox.send(rank, Letters.PUBLISH, self._epoch, self._base, data=self._shard.own)
             self._publish(self._epoch, self._mailbox.rank, self._shard.own.copy())
         self._grant()
 
@@ -342,8 +345,6 @@ class WeightServer:
         self._advance()
 
     def _judge(self, version: int, verdict: Verdict) -> None:
-        if self.finished:
-            return
         self._judged, self.verdict = version, verdict
         if not self._exact:  # units that wait for slower ones would not ask
             for rank in self._clients:
@@ -386,7 +387,7 @@ class WeightServer:
             # The weights after the last gradient, which may be of an epoch that was not ended.
             for rank in self._others:
                 if self._mailbox.rank in self._owners:
-                    self._mailbox.send(rank, Letters.PUBLISH, LAST, data=self._shard.own)
+                    self._mailbox.send(rank, Letters.PUBLISH, LAST, self._base, data=self._shard.own)
             if self._mailbox.rank in self._owners:
                 self._final[self._mailbox.rank] = self._shard.own.copy()
         self._finish()
@@ -413,6 +414,7 @@ class WeightServer:
 
 
 _FROM_CLIENTS = (Letters.BIND, Letters.RELEASE, Letters.PUSH, Letters.DONE)
+_BETWEEN_PHASES = {Letters.PUBLISH: 1, Letters.VERDICT: 2}  # which number tells the first epoch of the phase
 
 
 class WeightClient:
