@@ -130,15 +130,24 @@ def predict(
 
 
 def probabilities(logits: np.ndarray, *, several: bool = False) -> np.ndarray:
-    """Return the softmax of each row, float32, computed in double precision; of several classes sigmoids."""
+    """Return the softmax of each row, float32, computed in double precision; of several classes sigmoids.
+
+    An answer is never rounded away: the class of the largest logit has the largest probability, and a class of
+    several more than 1/2 if its logit is above 0.
+    """
     if several:
         decay = np.exp(-np.abs(logits.astype(np.float64)))
         found = (np.where(logits > 0, 1.0, decay) / (1.0 + decay)).astype(np.float32)
         above = np.nextafter(np.float32(0.5), np.float32(1))
-        return np.maximum(found, above, out=found, where=logits > 0)  # an answer is never rounded away
+        return np.maximum(found, above, out=found, where=logits > 0)
     shifted = logits - logits.max(axis=1, keepdims=True, initial=-np.inf)
     exponentials = np.exp(shifted.astype(np.float64))
-    return (exponentials / exponentials.sum(axis=1, keepdims=True)).astype(np.float32)
+    found = (exponentials / exponentials.sum(axis=1, keepdims=True)).astype(np.float32)
+    if found.size:
+        answers = logits.argmax(axis=1)
+        rounded = np.flatnonzero(found.argmax(axis=1) != answers)
+        found[rounded, answers[rounded]] = np.nextafter(found[rounded].max(axis=1), np.float32(1))
+    return found
 
 
 def _in_input_order(folder: Path, manifest: Manifest, table: np.ndarray, *, several: bool) -> Predictions:
