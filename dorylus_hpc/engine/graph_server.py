@@ -212,8 +212,8 @@ class GraphServer:
         loop.run(lambda: schedule.finished)
         self._account.max_lead = max(self._account.max_lead, schedule.max_lead)
         self._account.max_read_age = max(self._account.max_read_age, schedule.max_read_age)
-        # Not rounds that all units did: of a ghosts' unit that was denied its weights no gradients are missed,
-        # and weight servers must know of every epoch whose gradients are there, to end with the same one.
+        # Not rounds that all units did: of a ghosts' unit that was denied its weights no gradients are
+        # missed, and weight servers must know of every epoch whose gradients are there, to end with the same.
         self._client.end(self._whole)
         loop.run(lambda: len(self._ended) > phases and (self._server is None or self._server.finished))
         self._sums.clear()

@@ -132,8 +132,8 @@ def predict(
 def probabilities(logits: np.ndarray, *, several: bool = False) -> np.ndarray:
     """Return the softmax of each row, float32, computed in double precision; of several classes sigmoids.
 
-    An answer is never rounded away: the class of the largest logit has the largest probability, and a class of
-    several more than 1/2 if its logit is above 0.
+    An answer is never rounded away: the class of the largest logit has the largest probability, and a class
+    of several more than 1/2 if its logit is above 0.
     """
     if several:
         decay = np.exp(-np.abs(logits.astype(np.float64)))
