@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 import cython_kernels
-from bench import accuracy, epoch, kernels, overlap, pipelining, scaling, staleness
+from bench import accuracy, epoch, kernels, overlap, pipelining, scaling, staleness, undelayed
 from dorylus_hpc import deploy, model, predict, prepare
 from dorylus_hpc.config import UNAVAILABLE_OPTIONS, TrainConfig, parse_train
 from dorylus_hpc.report.cost import load_prices
@@ -44,6 +44,7 @@ PARSERS = {
     "bench.pipelining": pipelining.parse,
     "bench.scaling": scaling.parser().parse_args,
     "bench.staleness": staleness.parser().parse_args,
+    "bench.undelayed": undelayed.parse,
 }
 SHORTEST = {
     "prepare": ["graph.npz", "-o", "folder", "--parts", "1"],
