@@ -174,3 +174,56 @@ def test_a_weight_server_that_nobody_waits_for_loses_nothing_of_the_next_phase(
     server.begin(exact=True, at_once=False)
     assert server.finished
     assert server.epochs == 2
+
+
+@pytest.mark.parametrize("mode", ["pipe", "async"])
+@pytest.mark.parametrize("weight_update", ["epoch", "interval"])
+@pytest.mark.parametrize("evaluated", [False, True])
+def test_the_last_weights_are_evaluated_as_they_are(mode: str, weight_update: str, evaluated: bool) -> None:
+    """Gradients applied at once may have changed them since the epoch after which they were evaluated."""
+    added: list[int] = []
+    told: list[tuple[int, int]] = []
+    runner: Any = SimpleNamespace(
+        loop=SimpleNamespace(
+            listen=lambda *arguments: None, run=lambda until: None, leave=lambda: None, seconds={}
+        ),
+        evaluation=SimpleNamespace(expects=True),
+        begin=lambda *arguments, **options: [],
+        training=SimpleNamespace(exchange=SimpleNamespace(sent_bytes=0)),
+        leave=lambda: None,
+        seconds={},
+    )
+    runner.loop.do = lambda line, actions: None
+    layout = SimpleNamespace(views=lambda flat: {"W": flat}, segments=())
+    service: Any = SimpleNamespace(layout=layout, servers=())
+    config = make_config(
+        {"mode": mode, "epochs": 9} | ({"weight_update": weight_update} if mode == "async" else {})
+    )
+    server = GraphServer(
+        runner,
+        SimpleNamespace(),
+        service,
+        None,
+        config,
+        evaluates=True,
+        registrar=None,  # type: ignore[arg-type]
+    )
+    server._client = SimpleNamespace()  # type: ignore[assignment]
+
+    def phase(mode: str) -> tuple[int, Verdict]:
+        server._at_once = mode == "async" and weight_update == "interval"
+        server._last_flat = np.zeros(1)
+        if evaluated:
+            server._evaluations.versions.append(4)
+        server._evaluations.add = lambda version, weights: added.append(version)  # type: ignore[method-assign]
+        return 4, Verdict.STOP
+
+    server._phase = phase  # type: ignore[method-assign]
+    server._registrar = SimpleNamespace(  # type: ignore[assignment]
+        last=lambda epochs, flat, version: told.append((epochs, version)), close=lambda: None
+    )
+    server.run(Account())
+    at_once = mode == "async" and weight_update == "interval"
+    version = 10 if at_once else 4
+    assert told == [(4, version)]
+    assert added == ([version] if at_once or not evaluated else [])

@@ -157,7 +157,7 @@ class GraphServer:
         self._ended: list[tuple[int, Verdict]] = []  # of each phase: epochs done, what is next
         self._last_flat: np.ndarray | None = None
         self._verdict = Verdict.GO_ON
-        self._exact = config.mode != "async"
+        self._exact, self._at_once = config.mode != "async", False
         self._first = 0  # epochs before this phase
         self._sums: dict[tuple[int, int], np.ndarray] = {}  # async: gradients by round and part
         self._left: Counter[int] = Counter()
@@ -183,10 +183,13 @@ class GraphServer:
             epochs, _ = self._phase("pipe")
         flat = self._last_flat
         assert flat is not None
+        # Gradients that were applied at once, of epochs that were not ended, are in the last weights too:
+        # they are then not the weights after so many epochs, which may have been evaluated already.
+        version = self._config.epochs + 1 if self._at_once else epochs
         if self._registrar is not None:
-            self._registrar.last(epochs, flat)
-        if epochs not in self._evaluations.versions:
-            self._evaluations.add(epochs, self._service.layout.views(flat))
+            self._registrar.last(epochs, flat, version)
+        if version not in self._evaluations.versions:
+            self._evaluations.add(version, self._service.layout.views(flat))
         loop.run(lambda: self._evaluations.idle and (self._registrar is None or self._registrar.finished))
         loop.leave()
         if self._registrar is not None:
@@ -199,9 +202,9 @@ class GraphServer:
     def _phase(self, mode: Mode) -> tuple[int, Verdict]:
         """Train in a mode to the end, or to where rank 0 stops; return the epochs done, and what is next."""
         runner, line, loop = self._runner, self._runner.training, self._runner.loop
-        at_once = mode == "async" and self._config.weight_update == "interval"
+        self._at_once = mode == "async" and self._config.weight_update == "interval"
         if self._server is not None:
-            self._server.begin(exact=self._exact, at_once=at_once)
+            self._server.begin(exact=self._exact, at_once=self._at_once)
         phases = len(self._ended)
         self._whole = self._first
         rounds = Epochs("train", self._first + 1, self._config.epochs - self._first)
@@ -212,8 +215,8 @@ class GraphServer:
         loop.run(lambda: schedule.finished)
         self._account.max_lead = max(self._account.max_lead, schedule.max_lead)
         self._account.max_read_age = max(self._account.max_read_age, schedule.max_read_age)
-        # Not rounds that all units did: of a ghosts' unit that was denied its weights no gradients are
-        # missed, and weight servers must know of every epoch whose gradients are there, to end with the same.
+        # Not rounds that all units did: a ghosts' unit that was denied its weights has no gradients, and
+        # weight servers must know of every epoch whose gradients are all there, to end with the same one.
         self._client.end(self._whole)
         loop.run(lambda: len(self._ended) > phases and (self._server is None or self._server.finished))
         self._sums.clear()

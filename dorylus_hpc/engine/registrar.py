@@ -69,7 +69,7 @@ class Registrar:
         self._evaluated: defaultdict[int, Rows] = defaultdict(dict)  # by version
         self._weights: dict[int, np.ndarray] = {}
         self._seconds: dict[int, float] = {}
-        self._last = -1
+        self._last = self._last_version = -1
 
     def due(self, version: int) -> bool:
         """Whether these weights are evaluated before the run is over."""
@@ -113,21 +113,21 @@ class Registrar:
                 judged.append(self.epochs - 1)
         return judged
 
-    def last(self, epochs: int, flat: np.ndarray) -> None:
-        """The run ended after so many epochs, with these weights."""
-        self._last = epochs
-        self._weights[epochs] = flat
+    def last(self, epochs: int, flat: np.ndarray, version: int) -> None:
+        """The run ended after so many epochs, with these weights; they are evaluated under this number."""
+        self._last, self._last_version = epochs, version
+        self._weights[version] = flat
 
     @property
     def finished(self) -> bool:
         """Whether the last weights are evaluated."""
-        return self._last == self.epochs and len(self._evaluated[self._last]) == self._n_parts
+        return self._last == self.epochs and len(self._evaluated[self._last_version]) == self._n_parts
 
     def close(self) -> None:
         """Tell the recorder of the last weights."""
-        tally = self._tally(self._evaluated[self._last])
+        tally = self._tally(self._evaluated[self._last_version])
         assert tally is not None
-        self._recorder.last(self._last, tally, self._weights[self._last])
+        self._recorder.last(self._last, tally, self._weights[self._last_version])
 
     def _whole(self, epoch: int) -> tuple[int, int] | None:
         """The phase that all parts ended an epoch in."""

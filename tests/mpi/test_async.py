@@ -19,6 +19,8 @@ from distributed import (
     train,
 )
 
+from dorylus_hpc.api import infer
+from dorylus_hpc.graph.data import VALIDATION
 from dorylus_hpc.nn.oracle import OracleSettings, start_params
 
 pytestmark = pytest.mark.spread
@@ -206,6 +208,11 @@ def test_an_asynchronous_run_stops_and_its_end_is_whole(
         assert len(lines) == summary["epochs"] == len(summary["loss"]) < 400
         assert max(line["val_accuracy"] for line in lines) >= 0.3
         assert summary["val_accuracy"]["best_validation"] >= 0.3
+        for which, key in (("best", "best_validation"), ("last", "last")):
+            found = infer(run_dir, folder, weights=which)
+            members = graph.split == VALIDATION
+            right = found.classes[members] == graph.labels[members]
+            assert right.mean() == pytest.approx(summary["val_accuracy"][key], abs=1e-12)
 
 
 @pytest.mark.parametrize("weight_update", ["epoch", "interval"])
