@@ -191,7 +191,7 @@ class GraphServer:
         if version not in self._evaluations.versions:
             self._evaluations.add(version, self._service.layout.views(flat))
         loop.run(lambda: self._evaluations.idle and (self._registrar is None or self._registrar.finished))
-        loop.leave()
+        runner.leave()
         if self._registrar is not None:
             self._registrar.close()
         for kind, seconds in loop.seconds.items():

@@ -495,9 +495,7 @@ class Runner:
         Evaluations and letters go on meanwhile: others may wait for them.
         """
         line, exchange = self.training, self.training.exchange
-        if exchange.n_ranks > 1:
-            exchange.count()
-            self.loop.run(exchange.has_all)
+        self._take_rest(line)
         line.expects = False  # what comes from now on is of the next phase
         if exchange.n_ranks > 1:
             self.loop.run(exchange.meet().Test)
@@ -508,6 +506,22 @@ class Runner:
         with self._lock:  # evaluations go on beside
             for key in [key for key in self._results if not key[0]]:
                 del self._results[key]
+
+    def leave(self) -> None:
+        """Take what is still to come, at the end of a run, and wait until all has left. Collective.
+
+        Of an epoch that was stopped, and of the last ones in ``async``, blocks come that nobody here waits
+        for; a large one leaves its sender only when it is taken.
+        """
+        for line in (self.training, self.evaluation):
+            line.expects = True
+            self._take_rest(line)
+        self.loop.leave()
+
+    def _take_rest(self, line: Line) -> None:
+        if line.exchange.n_ranks > 1:
+            line.exchange.count()
+            self.loop.run(line.exchange.has_all)
 
     @property
     def parts(self) -> tuple[int, ...]:

@@ -8,10 +8,14 @@ from functools import partial
 
 import graphs
 import pytest
-from distributed import all_ranks, assert_equals_oracle, prepare, train
+from distributed import all_ranks, assert_equals_oracle, engine, first_ranks, prepare, train
 
 from dorylus_hpc.comm.blocks import BlockExchange
 from dorylus_hpc.comm.mailbox import Mailbox
+from dorylus_hpc.config import make_config
+from dorylus_hpc.engine.model import build_program, load_settings
+from dorylus_hpc.graph.manifest import read_manifest
+from dorylus_hpc.nn.program import INPUT
 
 directed = partial(graphs.directed_random, 60, 300)
 
@@ -117,6 +121,30 @@ def test_the_bound_holds(comm, shared_tmp_path, late, staleness, weight_update):
     assert summary["staleness"]["max_lead"] <= staleness
     assert summary["staleness"]["max_read_age"] <= staleness + 1
     assert summary["loss"][-1] < summary["loss"][0]
+
+
+@pytest.mark.ranks(2)
+def test_blocks_that_nobody_waits_for_are_taken_before_a_rank_leaves(comm, shared_tmp_path):
+    """They are too large to leave their sender before: it would wait for ever for one that has gone."""
+    folder = prepare(comm, directed(features=7), shared_tmp_path / "graph", parts=2)
+    config = make_config({"hidden": 3000})
+    program = build_program(
+        config, n_features=7, n_classes=read_manifest(folder).classes, sparse_features=False
+    )
+    with first_ranks(comm, 2) as group:
+        if group is None:
+            return
+        with engine(group, folder, program, load_settings(config), intervals=2) as (runner, _):
+            exchange, sent = runner.training.exchange, 0
+            for table, channel in enumerate(exchange._channels):
+                here = group.rank == 0 and channel.name != INPUT
+                for block in channel.plan.outgoing if here else ():
+                    exchange.send(table, block)
+                    sent += 1
+            runner.leave()
+            assert not exchange.sending
+            assert len(runner.training._early) == group.bcast(sent) * group.rank
+            assert sent > 0 or group.rank
 
 
 @pytest.mark.parametrize("seed", range(8))
