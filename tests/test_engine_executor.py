@@ -10,6 +10,7 @@ import pytest
 from threadpoolctl import threadpool_info
 
 from dorylus_hpc.engine.executor import Delayed, Executor
+from dorylus_hpc.errors import InputError
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -88,3 +89,24 @@ def test_blas_has_one_thread_inside_and_its_own_again_outside() -> None:
     with Executor(1):
         assert set(blas()) == {1}
     assert blas() == before
+
+
+@pytest.mark.parametrize("far", [{}, {"dense": 4}])
+def test_more_threads_than_the_system_allows_are_refused(
+    monkeypatch: pytest.MonkeyPatch, far: dict[str, int]
+) -> None:
+    """None of those that were started in the same pool is left."""
+    original = threading.Thread.start
+    started: list[threading.Thread] = []
+
+    def start(self: threading.Thread) -> None:
+        if self.name.startswith("dense" if far else "cpu"):
+            if len(started) == 2:
+                raise RuntimeError("can't start new thread")
+            started.append(self)
+        original(self)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(InputError, match=r"--threads 3: the system started only 2 of them .*: use fewer"):
+        Executor(3, far)
+    assert not any(thread.is_alive() for thread in started)

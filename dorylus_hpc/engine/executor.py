@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from threadpoolctl import threadpool_limits
 
+from dorylus_hpc.errors import InputError
 from dorylus_hpc.serverless.tasks import DenseTask, Remote
 
 CPU, IO = "cpu", "io"
@@ -39,12 +40,8 @@ class _Threads:
 
     def __init__(self, count: int, name: str) -> None:
         self._jobs: SimpleQueue[tuple[Callable[[], None], Future[None] | None] | None] = SimpleQueue()
-        self._threads = [
-            threading.Thread(target=self._work, name=f"{name}_{number}", daemon=True)
-            for number in range(count)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[threading.Thread] = []
+        _start_threads(self, count, name)
 
     def submit(self, job: Callable[[], None], future: Future[None] | None = None) -> None:
         """Have a job done, which raises nothing; the future is cancelled if it never begins."""
@@ -83,12 +80,8 @@ class _Far:
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._given, self._closed = 0, False
         self._changed = threading.Condition()
-        self._threads = [
-            threading.Thread(target=self._work, name=f"{name}_{number}", daemon=True)
-            for number in range(count)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[threading.Thread] = []
+        _start_threads(self, count, name)
 
     def submit(self, job: Callable[[], None], seconds: float) -> None:
         """Have a job done after so many seconds."""
@@ -125,6 +118,21 @@ class _Far:
             del job  # what it holds is not kept until the next one comes
 
 
+def _start_threads(pool: _Threads | _Far, count: int, name: str) -> None:
+    """Start the threads of a pool, or none where the system does not allow that many."""
+    try:
+        for number in range(count):
+            thread = threading.Thread(target=pool._work, name=f"{name}_{number}", daemon=True)
+            thread.start()
+            pool._threads.append(thread)
+    except RuntimeError as error:
+        started = len(pool._threads)
+        pool.close()
+        raise InputError(
+            f"--threads {count}: the system started only {started} of them ({error}): use fewer"
+        ) from error
+
+
 class Executor:
     """Threads for each kind of worker; use as a context manager.
 
@@ -138,6 +146,11 @@ class Executor:
         threads as there are for other work.
     remotes
         Workers elsewhere, by name, and how many; they take `DenseTask`.
+
+    Raises
+    ------
+    InputError
+        More threads than the system allows.
     """
 
     def __init__(
