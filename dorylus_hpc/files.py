@@ -24,6 +24,11 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     ------
     pathlib.Path
         Where to write. The file must exist when the block ends.
+
+    Raises
+    ------
+    OSError
+        Of the block or from here, such as a full disk, with the file's name.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -32,6 +37,10 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
         _sync(temporary)
         os.replace(temporary, path)
         _sync(path.parent)  # the rename itself must survive a power cut too
+    except OSError as error:
+        if error.errno is not None and error.filename is None:  # writing to an open file tells no name
+            error.filename = str(path)
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

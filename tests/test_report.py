@@ -6,12 +6,14 @@ import itertools
 import json
 import statistics
 import time
+from pathlib import Path
 
 import graphs
 import numpy as np
 import pytest
 from jobs import run_table, write_ring
 
+from dorylus_hpc.files import atomic_path
 from dorylus_hpc.graph.data import TEST, TRAIN, VALIDATION
 from dorylus_hpc.graph.preparation import prepare_folder
 from dorylus_hpc.graph.store import read_manifest, read_part
@@ -420,3 +422,21 @@ def test_progress_on_a_terminal_is_a_bar(monkeypatch, capfd):
         progress.epoch(2, loss=0.125)
     out, err = capfd.readouterr()
     assert out == "" and "2/2" in err and "loss=0.1250" in err
+
+
+def test_a_full_disk_is_told_with_the_file():
+    """Once: closing the file must not fail at what could not be written."""
+    with MetricsFile(Path("/dev/full")) as metrics, pytest.raises(OSError, match="No space .*: '/dev/full'"):
+        metrics.write(epoch=1)
+
+
+def test_a_full_disk_is_told_with_the_file_that_was_to_appear(tmp_path):
+    def fill():
+        with atomic_path(tmp_path / "summary.json") as temporary:
+            temporary.touch()
+            with open("/dev/full", "wb", buffering=0) as file:
+                file.write(b"a")
+
+    with pytest.raises(OSError, match=r"No space left on device: '.*summary\.json'"):
+        fill()
+    assert not list(tmp_path.iterdir())

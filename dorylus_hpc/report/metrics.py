@@ -84,12 +84,24 @@ class MetricsFile:
     """Appends a JSON object a line; each line is complete on disk when `write` returns."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("w", encoding="utf-8")
+        self._path = path
+        self._file = path.open("wb", buffering=0)  # closing then fails at nothing that `write` failed at
 
     def write(self, **values: Any) -> None:
-        """Append one line."""
-        self._file.write(json.dumps(values) + "\n")
-        self._file.flush()
+        """Append one line.
+
+        Raises
+        ------
+        OSError
+            Such as a full disk, with the file's name.
+        """
+        line = memoryview(f"{json.dumps(values)}\n".encode())
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+        except OSError as error:
+            error.filename = str(self._path)
+            raise
 
     def __enter__(self) -> MetricsFile:
         """Return the file."""
