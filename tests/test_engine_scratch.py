@@ -38,6 +38,15 @@ MODELS = {
     "gin": (partial(gin_program, inner=5), "sum"),
     "gin, deep": (partial(gin_program, inner=5, **DEEP), "sum"),
     "gin, fixed": (partial(gin_program, inner=5, learns_epsilon=False), "sum-self"),
+    "gat": (partial(gat_program, heads=2, output_heads=3), "attention"),
+    "gat, dropout of edges": (partial(gat_program, heads=2, attention_dropout=0.4), "attention"),
+    "gat, edges elsewhere": (partial(gat_program, heads=2, edges_elsewhere=True), "attention"),
+    "gatv2": (partial(gat_program, heads=2, output_heads=3, second=True), "attention"),
+    "gat, frugal": (partial(gat_program, heads=2, output_heads=3, frugal=True), "attention"),
+    "gatv2, frugal": (
+        partial(gat_program, heads=2, attention_dropout=0.4, second=True, frugal=True),
+        "attention",
+    ),
 }
 HOW: dict[str, dict[str, Any]] = {
     "as it comes": {},
@@ -45,6 +54,8 @@ HOW: dict[str, dict[str, Any]] = {
     "transform-first": {"choices": Choices("transform-first")},
     "aggregate-first": {"choices": Choices("aggregate-first", constant_aggregate=False)},
     "sparse": {"sparse_features": True},
+    "products exchanged": {"choices": Choices(ghost_products="exchange")},
+    "products computed": {"choices": Choices(ghost_products="compute")},
 }
 
 
@@ -83,6 +94,54 @@ def test_what_one_group_alone_touches() -> None:
     assert named(model, keeps={-1: ["W1", "H2"]})["GA2+AV2+AV2+dAV2"] == ()  # weights travel, too
 
 
+def test_what_is_made_anew_in_each_group() -> None:
+    model = program(hidden=[5])
+    tensors = {name: RowTensor(name, 3) for name in ("P", "Q", "R", "S")}
+    model = replace(model, tensors=tensors)
+    makes = Stage("AV", 1, lambda task: None, reads=("R",), makes=("P", "Q"))
+    again = Stage("dAV", 1, lambda task: None, reads=("R",), makes=("P", "S"))
+    takes = Stage("dAV", 1, lambda task: None, reads=("P", "Q"), makes=("Q",))
+    adds = Stage("dAV", 1, lambda task: None, ops=lambda _: [("add_rows", {}, ["P", "S"], ["P"])])
+    assert short_lived(model, [(makes,), (again, takes)]) == (("P",), ("P", "S"))
+    assert short_lived(model, [(makes,), (again, takes)], keeps={0: ["P"]}) == (("P",), ("P", "S"))
+    assert short_lived(model, [(makes,), (again, takes)], keeps={-1: ["P"]}) == ((), ("S",))
+    assert short_lived(model, [(makes,), (takes, again)]) == ((), ("S",))
+    assert short_lived(model, [(makes,), (again, adds)]) == (("P", "Q"), ("P", "S"))
+    assert short_lived(model, [(makes,), (adds, again)]) == (("Q",), ("S",))
+
+
+def test_a_frugal_attention_keeps_z_in_rows_of_q() -> None:
+    options: dict[str, Any] = {"hidden": [5], "choices": Choices(ghost_products="exchange")}
+    kept = {"Y1", "T1", "Z1.negative", "Q1", "dT1", "Y2", "T2", "Q2", "dT2"}
+    unless = {"H1", "Z1", "Z1.max", "Z1.sum", "Z1.weight"}
+    for model, more in (("gat", unless), ("gat, frugal", set())):
+        made = program(model, **options)
+        lent = {name for names in named(made).values() for name in names}
+        assert set(made.tensors) - lent == kept | more
+        lent = {name for names in named(made, "evaluate", keeps={-1: ["H2"]}).values() for name in names}
+        evaluated = {name for name, tensor in made.tensors.items() if not tensor.trains_only}
+        assert evaluated - lent == {"Y1", "T1", "Y2", "T2", "H2"}
+
+
+@pytest.mark.parametrize("second", [False, True])
+@pytest.mark.parametrize("attention_dropout", [0.0, 0.4])
+def test_a_frugal_attention_makes_the_same_numbers(second: bool, attention_dropout: float) -> None:
+    options = {"heads": 2, "second": second, "attention_dropout": attention_dropout}
+    graph = trial.small_graph(6, 4)
+    found = []
+    for frugal in (False, True):
+        common: dict[str, Any] = {
+            "n_features": 6, "hidden": [5, 3], "n_classes": 4, "sparse_features": False, "dropout": 0.5,
+            "input_dropout": 0.2, "weight_decay": 0.0, "decay_scope": "all", "seed": 3,
+        }  # fmt: skip
+        made = gat_program(**common, **options, frugal=frugal)  # type: ignore[arg-type]
+        one, weights = trial.Trial(made, "attention", graph), trial.random_weights(made)
+        found.append((*one.train(weights, epoch=2), one.evaluate(weights)))
+    assert found[0][0] == found[1][0]
+    np.testing.assert_array_equal(found[0][1], found[1][1])
+    np.testing.assert_array_equal(found[0][2], found[1][2])
+
+
 def test_others_who_do_not_tell_keep_all() -> None:
     model = program(hidden=[5])
     for untold in (
@@ -90,11 +149,6 @@ def test_others_who_do_not_tell_keep_all() -> None:
         replace(model, forward=(*model.forward, Stage("AV", 2, lambda task: None))),
     ):
         assert not any(named(untold).values())
-    attention = gat_program(
-        n_features=6, hidden=[5], n_classes=4, sparse_features=False, dropout=0.5, input_dropout=0.0,
-        weight_decay=0.0, decay_scope="all", seed=3, heads=2,
-    )  # fmt: skip
-    assert not any(short_lived(attention, groups(attention)))
 
 
 def test_edges_and_ghosts_read_what_is_not_theirs() -> None:
@@ -102,15 +156,17 @@ def test_edges_and_ghosts_read_what_is_not_theirs() -> None:
     tensors = {name: RowTensor(name, 3) for name in ("P", "Q", "R", "S")}
     stages = [
         Stage("AV", 1, lambda task: None, makes=("P",), covers_ghosts=True),
-        Stage("AE", 1, lambda task: None, reads=("Q",), makes=("R",)),
+        Stage("AE", 1, lambda task: None, reads=("Q", "S"), makes=("R",)),
         Stage("GA", 1, lambda task: None, tensor="S", makes=("S",)),
     ]
     plain = [replace(stages[0], covers_ghosts=False), replace(stages[1], kind="AV")]
     model = replace(model, tensors=tensors)
-    assert short_lived(model, [(stage,) for stage in stages]) == ((), (), ())
-    assert short_lived(model, [(stage,) for stage in plain]) == (("P",), ("Q", "R"))
+    assert short_lived(model, [(stage,) for stage in stages]) == ((), ("Q", "R"), ())  # S is gathered
+    features = replace(stages[1], kind="RD")
+    assert short_lived(model, [(stages[0],), (features,), (stages[2],)]) == ((), (), ())
+    assert short_lived(model, [(stage,) for stage in plain]) == (("P",), ("Q", "R", "S"))
     once = replace(model, tensors={**tensors, "P": RowTensor("P", 3, constant=True)})
-    assert short_lived(once, [plain])[0] == ("Q", "R")
+    assert short_lived(once, [plain])[0] == ("Q", "R", "S")
 
 
 class Noting(dict[str, np.ndarray]):
@@ -140,7 +196,8 @@ def test_stages_tell_all_that_they_touch(monkeypatch: pytest.MonkeyPatch, model:
         told = set(names_of(stage))
         assert own.asked & set(made.tensors) <= told, stage
         whole = {tensor.name for tensor in made.tensors.values() if tensor.sums}
-        assert sources.asked <= {stage.tensor, *whole}, stage
+        gathered = {other.tensor for group in groups(made) for other in group if stage.kind == "dAE"}
+        assert sources.asked <= {stage.tensor, *whole, *(told & gathered)}, stage
         if stage.ops is None and (made.tensors.keys() & told):
             assert stage.makes, stage
         seen.append(stage.kind)

@@ -40,11 +40,15 @@ class Evaluations:
         Evaluations at most.
     report
         Called with (version, part) when a part has done one.
+    rest
+        Called when all weights that came are evaluated here.
     """
 
-    def __init__(self, runner: Runner, most: int, report: Callable[[int, int], None]) -> None:
+    def __init__(
+        self, runner: Runner, most: int, report: Callable[[int, int], None], rest: Callable[[], None]
+    ) -> None:
         self.versions: list[int] = []
-        self._runner, self._report = runner, report
+        self._runner, self._report, self._rest = runner, report, rest
         self._weights: list[Mapping[str, np.ndarray]] = []
         self._waiting: list[tuple[int, int]] = []
         self._left: Counter[int] = Counter()
@@ -99,6 +103,8 @@ class Evaluations:
             self._weights[number] = {}
             self._done += 1
             self._hurry()
+            if self.idle:
+                self._rest()
 
     def install(self, table: int, unit: int) -> None:
         """Evaluations write where they read."""
@@ -135,6 +141,9 @@ class GraphServer:
         Of dense tasks in Lambda, if there is one.
     tuning
         Of the number of its workers, if that is not fixed.
+    in_turn
+        An epoch does not begin before evaluations of weights that came before its own have ended. This must be
+        the only graph server, and weights must come from one rank.
     """
 
     def __init__(
@@ -149,7 +158,10 @@ class GraphServer:
         registrar: Registrar | None,
         controller: Controller | None = None,
         tuning: Tuning | None = None,
+        in_turn: bool = False,
     ) -> None:
+        self._in_turn = in_turn
+        self._held: list[Letter] = []  # weights that wait for evaluations
         self._runner, self._mailbox, self._service, self._config = runner, mailbox, service, config
         self._server, self._registrar, self._evaluates = server, registrar, evaluates
         self._lambda, self._tuning = controller, tuning
@@ -170,7 +182,7 @@ class GraphServer:
         self._account = account
         runner, loop = self._runner, self._runner.loop
         loop.listen(self._mailbox, self.handle)
-        self._evaluations = Evaluations(runner, self._config.epochs + 2, self._report_evaluation)
+        self._evaluations = Evaluations(runner, self._config.epochs + 2, self._report_evaluation, self._go_on)
         self._epoch_began = time.perf_counter()
         epochs, verdict = self._phase(cast("Mode", self._config.mode))
         if verdict is Verdict.SWITCH and epochs < self._config.epochs:
@@ -230,7 +242,10 @@ class GraphServer:
         numbers = letter.numbers
         match letter.kind:
             case Letters.GRANT:
-                self._granted(letter)
+                if self._in_turn and not self._evaluations.idle:
+                    self._held.append(letter)
+                else:
+                    self._granted(letter)
             case Letters.PROGRESS:
                 line = self._runner.training
                 assert line.schedule is not None
@@ -263,6 +278,12 @@ class GraphServer:
         for unit in units:
             event = line.schedule.bound if granted else line.schedule.denied
             self._runner.loop.do(line, event(unit))
+
+    def _go_on(self) -> None:
+        """Take the weights that waited for evaluations."""
+        held, self._held = self._held, []
+        for letter in held:
+            self._granted(letter)
 
     def _report(self, *, evaluation: bool, number: int, part: int, round_number: int) -> None:
         results = self._runner.take_results("evaluate" if evaluation else "train", round_number, part)

@@ -82,6 +82,7 @@ def build_program(
             attention_dropout=config.attention_dropout,
             second=config.model == "gatv2",
             edges_elsewhere=config.place == "ae=lambda",
+            frugal=config.save_memory == "on" and config.backend == "cpu" and config.mode != "async",
             choices=choices,
         )
     return gcn_program(**common, **more)

@@ -257,8 +257,13 @@ class Runner:
         beside = evaluates_beside or mode == "async"
         self._scratch = self._plan_scratch(dtype, keeps_logits, offload) if saves_memory else Scratch()
         lent = {kind: self._scratch.names(kind) for kind in KINDS}
+        only_trained = {name for name, tensor in program.tensors.items() if tensor.trains_only}
         here = (
-            lent["evaluate"] if not trains else lent["train"] if beside else lent["train"] & lent["evaluate"]
+            lent["evaluate"]
+            if not trains
+            else lent["train"]
+            if beside
+            else lent["train"] & (lent["evaluate"] | only_trained)
         )
         self.tensors = allocate(
             program, self._parts, dtype, trains=trains, apart=apart, without={*here, self._replaced},

@@ -1,6 +1,7 @@
 """Row tensors that a task makes and uses up: they have rows for the tasks that run now, and no others.
 
-What only one group of stages of a pass writes and reads is gone when its task on an interval ends. ::
+What only one group of stages of a pass writes and reads is gone when its task on an interval ends; so is what
+every group that reads it makes anew before. ::
 
     H1 dropped, Y2 = H1 W2 | GA Z2, loss, dZ2 | GA dY2, dH1 = dY2 W2^T, dW2, dZ1, dW1
                              ^^                    ^^^  ^^^                ^^^         nobody else reads these
@@ -21,15 +22,19 @@ import numpy.typing as npt
 
 from cython_kernels.layout import LINE
 from dorylus_hpc.engine.pages import Room
-from dorylus_hpc.nn.program import Program, RowTensor, Stage, names_of
+from dorylus_hpc.nn.program import Program, RowTensor, Stage, names_of, read_by
 
 Groups = Sequence[tuple[Stage, ...]]
+
+# Kinds of stages that read rows of others from what is gathered alone: in AE and dAE, too, these are rows
+# that a gather of the epoch has read.
+_OWN_ROWS = ("AV", "dAV", "GA", "dGA", "AE", "dAE")
 
 
 def short_lived(
     program: Program, groups: Groups, *, keeps: Mapping[int, Sequence[str]] | None = None
 ) -> tuple[tuple[str, ...], ...]:
-    """Find the row tensors that live in one group of stages alone.
+    """Find the row tensors that live in groups of stages alone, and not between them.
 
     Parameters
     ----------
@@ -44,8 +49,9 @@ def short_lived(
     Returns
     -------
     tuple of tuple of str
-        For each group the tensors that only it touches, in the order of the program. None at all where
-        stages do not tell all that they touch.
+        For each group the tensors that only it touches, or that it makes before it reads them, as all others
+        do that touch them; in the order of the program. None at all where stages do not tell all that they
+        touch.
     """
     if not program.tells_all:
         return tuple(() for _ in groups)
@@ -57,18 +63,29 @@ def short_lived(
         for name in names:
             if name in place:
                 place[name].add(number)
+    begins: dict[str, set[int]] = {name: set() for name in place}  # groups that make it before they read it
     for number, stages in enumerate(groups):
+        touched: set[str] = set()
         for stage in stages:
             if stage.run is not None and stage.ops is None and not stage.makes:
                 return tuple(() for _ in groups)
-            others = stage.covers_ghosts or stage.kind not in ("AV", "dAV", "GA", "dGA")
-            for name in names_of(stage):
+            others = stage.covers_ghosts or stage.kind not in _OWN_ROWS
+            names = names_of(stage)
+            for name in set(names) - touched - set(read_by(stage)):
+                if name in place:
+                    begins[name].add(number)
+            touched.update(names)
+            for name in names:
                 if name in place:
                     place[name].add(number)
                     if others or name == stage.tensor:
                         place[name].add(-1)
     return tuple(
-        tuple(name for name, touching in place.items() if touching == {number})
+        tuple(
+            name
+            for name, touching in place.items()
+            if number in touching and (len(touching) == 1 or touching == begins[name])
+        )
         for number in range(len(groups))
     )
 

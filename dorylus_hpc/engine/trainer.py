@@ -175,6 +175,7 @@ def train(
                 registrar=registrar,
                 controller=backend.controller if backend else None,
                 tuning=_tuning(plan, hosted.runner, backend, tracer) if backend else None,
+                in_turn=plan.evaluated_in_turn,
             ).run(account)
             if backend is not None:
                 account.serverless = backend.finish()
@@ -298,6 +299,28 @@ class Plan:
         """Whether the training forward is a valid evaluation of the weights before an epoch's update."""
         return not self.program.differs_in_evaluation and self.config.mode != "async"
 
+    @property
+    def evaluated_in_turn(self) -> bool:
+        """Whether evaluations and epochs take turns, on the same row tensors.
+
+        That saves memory, and takes no time where all cores work all the time: on one graph server that waits
+        for nobody. No group of an epoch may begin without weights, which evaluations hold back.
+        """
+        config, roles = self.config, self.roles
+        alone = roles.n_graph == 1 and len(roles.weight_ranks) == 1 and config.backend == "cpu"
+        first = next((group for group in self.program.training_groups() if group[0].run is not None), ())
+        bound = any(
+            stage.weighted or (stage.kind in ("AV", "dAV") and not stage.weightless) for stage in first
+        )
+        return (
+            config.save_memory == "on"
+            and config.mode != "async"
+            and not config.dense_delay
+            and not self.evaluated_in_training
+            and alone
+            and bound
+        )
+
     def describe(self) -> str:
         """Return the run in words."""
         config, roles = self.config, self.roles
@@ -396,7 +419,7 @@ def _host(servers: Intracomm, plan: Plan, folder: Path, executor: Executor, trac
         n_labelled=divisor,
         objective=objective,
         scores=config.metric == "auc",
-        evaluates_beside=not plan.evaluated_in_training,
+        evaluates_beside=not (plan.evaluated_in_training or plan.evaluated_in_turn),
         keeps_logits=False,
         offload=offload_of(config),
         experiment=Experiment(config.dense_delay, config.straggler),

@@ -53,7 +53,7 @@ from cython_kernels import (
 from dorylus_hpc.nn.layers import Choices, Layer, assemble, exchanges_products, plan_layers
 from dorylus_hpc.nn.operands import AttentionKey
 from dorylus_hpc.nn.params import ParamSpec
-from dorylus_hpc.nn.program import Pass, Program, RowTensor, Stage, Task, gradient_of, load_stages
+from dorylus_hpc.nn.program import Ghosts, Pass, Program, RowTensor, Stage, Task, gradient_of, load_stages
 from lambda_pkg.attention import (
     mean_heads,
     mean_heads_backward,
@@ -86,6 +86,7 @@ def gat_program(
     attention_dropout: float = 0.0,
     second: bool = False,
     edges_elsewhere: bool = False,
+    frugal: bool = False,
     choices: Choices | None = None,
 ) -> Program:
     """Declare a GAT.
@@ -106,6 +107,9 @@ def gat_program(
         GATv2.
     edges_elsewhere
         Edges may be a worker's, which gets the rows that they read; not of GATv2, nor with dropout of edges.
+    frugal
+        Hidden layers keep less for the backward, see `_Layer`; not in the asynchronous mode, and not where
+        dense stages or edges are a worker's.
     choices
         What of the plan is chosen beforehand: here only products of ghosts are.
 
@@ -130,15 +134,19 @@ def gat_program(
     )
     kind = _SecondLayer if second else _ElsewhereLayer if edges_elsewhere else _Layer
     exchanges = exchanges_products(n_features, sparse=sparse_features, choices=choices)
-    layers = [
-        kind(
-            **layer,
-            heads=output_heads if layer["last"] else heads,
-            key=AttentionKey(attention_dropout, seed, layer["index"], slope),
-            exchanges=exchanges,
+    layers: list[_Layer] = []
+    for layer in planned:
+        key = AttentionKey(attention_dropout, seed, layer["index"], slope)
+        layers.append(
+            kind(
+                **layer,
+                heads=output_heads if layer["last"] else heads,
+                key=key,
+                exchanges=exchanges,
+                frugal=frugal,
+                below=layers[-1] if layers else None,
+            )
         )
-        for layer in planned
-    ]
     return assemble(layers, sparse_features=sparse_features)
 
 
@@ -154,11 +162,18 @@ class _Layer(Layer):
         Slope, and dropout of weights.
     exchanges
         Products of ghosts are exchanged in layer 1, too.
+    frugal
+        Z of a hidden layer, and what is saved of it in a number a head, waits for the backward in rows of Q,
+        which are free until then, and H is made again of Z. All are the same numbers as before.
+    below
+        The layer before.
     """
 
     heads: int
     key: AttentionKey
     exchanges: bool = False
+    frugal: bool = False
+    below: _Layer | None = None
 
     @property
     def drops(self) -> bool:
@@ -173,6 +188,25 @@ class _Layer(Layer):
     def width(self) -> int:
         """Columns of all heads."""
         return self.heads * self.columns
+
+    @property
+    def products(self) -> tuple[str, ...]:
+        """What the backward's gather makes, without the number of the layer."""
+        return "dY", "dS"
+
+    @property
+    def matrices(self) -> tuple[str, ...]:
+        """Weights whose gradients come from those of the products."""
+        return tuple(f"{name}{self.index}" for name in ("W", "as", "at"))
+
+    @property
+    def covered(self) -> Ghosts | None:
+        """Ghosts' rows of T: none are ever written, but the stage that makes T runs on ghosts, too."""
+        return "in" if self.first and not self.exchanges else None
+
+    @property
+    def _saved(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.saved_tensors())
 
     def params(self) -> list[ParamSpec]:
         i, vector = self.index, (self.heads, self.columns)
@@ -189,7 +223,7 @@ class _Layer(Layer):
         return [
             *self.output_tensors(None),
             RowTensor(f"Y{i}", width + heads, "in"),
-            RowTensor(f"T{i}", heads),
+            RowTensor(f"T{i}", heads, self.covered),
             RowTensor(f"Z{i}", width),
             *(RowTensor(name, columns, trains_only=True) for name, columns in self.saved_tensors()),
             *(RowTensor(f"{name}{i}", columns, trains_only=True) for name, columns in backward.items()),
@@ -208,30 +242,67 @@ class _Layer(Layer):
         i, covers = self.index, not self.exchanges
         stages = [replace(stage, covers_ghosts=covers) for stage in self.drop_stages()]
         if self.first:
-            stages.append(Stage("AV", i, self.transform_features, covers_ghosts=covers, on_server=True))
+            made = (f"Y{i}", f"T{i}")
+            stages.append(
+                Stage("AV", i, self.transform_features, covers_ghosts=covers, on_server=True, makes=made)
+            )
         else:
             stages.append(Stage("AV", i, self.transform_input, ops=self.transform_input_ops))
         if self.exchanges or not self.first:
             stages.append(Stage("SC", i, tensor=f"Y{i}"))
         return [
             *stages,
-            Stage("GA", i, self.attend, tensor=f"Y{i}", reads=(f"T{i}",)),
+            Stage("GA", i, self.attend, tensor=f"Y{i}", reads=(f"T{i}",), makes=(f"Z{i}", *self._saved)),
+            *self._put_by_stages(),
             Stage("AV", i, self.activate, ops=self.activate_ops),
             *self.loss_stages(),
         ]
 
+    def _put_by_stages(self) -> list[Stage]:
+        if self.last or not self.frugal:
+            return []
+        i, reads = self.index, tuple(self._put_by)
+        return [
+            Stage(
+                "AV", i, self.put_by, trains_only=True, weightless=True, on_server=True, reads=reads,
+                makes=(f"Q{i}",),
+            )
+        ]  # fmt: skip
+
+    def take_back_stages(self) -> list[Stage]:
+        if self.last or not self.frugal:
+            return []
+        i, makes = self.index, (*self._put_by, f"H{self.index}")
+        return [Stage("dAV", i, self.take_back, on_server=True, reads=(f"Q{i}",), makes=makes)]
+
+    @property
+    def _put_by(self) -> dict[str, slice]:
+        """Which columns of Q have which tensor: Z, and behind it, where records will be, numbers of heads."""
+        found, at = {f"Z{self.index}": slice(0, self.width)}, self.width
+        for name, columns in self.saved_tensors():
+            if columns == self.heads:
+                found[name] = slice(at, at + columns)
+                at += columns
+        return found
+
     def backward(self) -> list[Stage]:
         i = self.index
-        reads = (f"dZ{i}", f"Z{i}", f"T{i}", *(name for name, _ in self.saved_tensors()))
+        packed = (f"dZ{i}", f"Z{i}", f"T{i}", *self._saved)
+        found = tuple(f"{name}{i}" for name in self.products)
         stages = [
             Stage("dAV", i, self.output_gradient, ops=self.output_gradient_ops),
-            Stage("dAE", i, self.pack_gradient, reads=reads),
+            Stage("dAE", i, self.pack_gradient, reads=packed, makes=(f"dT{i}", f"Q{i}")),
             Stage("dSC", i, tensor=f"Q{i}"),
-            Stage("dGA", i, self.attend_backward, tensor=f"Q{i}", reads=(f"Y{i}",)),
+            Stage("dGA", i, self.attend_backward, tensor=f"Q{i}", reads=(f"Y{i}",), makes=found),
         ]
         if self.first:
-            reads = tuple(f"{name}{i}" for name in ("Y", "dY", "dS", "dT"))
-            return [*stages, Stage("dAV", i, self.features_backward, on_server=True, reads=reads)]
+            reads, makes = (f"Y{i}", *found, f"dT{i}"), (f"dY{i}", *map(gradient_of, self.matrices))
+            return [
+                *stages,
+                Stage("dAV", i, self.features_backward, on_server=True, reads=reads, makes=makes),
+            ]
+        if self.below is not None:
+            stages += self.below.take_back_stages()
         return [*stages, Stage("dAV", i, self.transform_backward, ops=self.transform_backward_ops)]
 
     # Forward.
@@ -255,15 +326,25 @@ class _Layer(Layer):
 
     def attend(self, task: Task) -> None:
         i = self.index
-        y, score, z = task.sources[f"Y{i}"], task.tensors[f"T{i}"], task.tensors[f"Z{i}"]
+        y, score, z = task.sources[f"Y{i}"], self.targets(task), task.tensors[f"Z{i}"]
         saved = self.saved(task) if task.training else None
         task.part.in_edges.attend(
             y[:, : self.width], y[:, self.width :], score, z, saved, task.rows, self.key, task.epoch
         )
 
+    def targets(self, task: Task) -> np.ndarray:
+        """Return T of the own rows: ghosts are no targets."""
+        return task.tensors[f"T{self.index}"][: task.part.n_own]
+
     def saved(self, task: Task) -> AttentionSaved:
         """Return what the gather leaves to the backward."""
-        return AttentionSaved(*(task.tensors[name] for name, _ in self.saved_tensors()))
+        return AttentionSaved(*(task.tensors[name] for name in self._saved))
+
+    def put_by(self, task: Task) -> None:
+        """Keep for the backward what comes of the gather."""
+        q = task.block(f"Q{self.index}")
+        for name, columns in self._put_by.items():
+            q[:, columns] = task.block(name)
 
     def activate(self, task: Task) -> None:
         i, h, z = self.index, task.block(f"H{self.index}"), task.block(f"Z{self.index}")
@@ -276,6 +357,13 @@ class _Layer(Layer):
         bias_elu_dropout(z, bias, gids, p, seed=key.seed, epoch=task.epoch, layer=key.layer, out=h)
 
     # Backward.
+
+    def take_back(self, task: Task) -> None:
+        """Take what was put by, and make the output of it again."""
+        q = task.block(f"Q{self.index}")
+        for name, columns in self._put_by.items():
+            task.block(name)[...] = q[:, columns]
+        self.activate(task)
 
     def output_gradient(self, task: Task) -> None:
         i, d_h, d_z = self.index, task.block(f"dH{self.index}"), task.block(f"dZ{self.index}")
@@ -294,7 +382,7 @@ class _Layer(Layer):
         attention_targets(
             task.tensors[f"Z{i}"],
             task.tensors[f"dZ{i}"],
-            task.tensors[f"T{i}"],
+            self.targets(task),
             self.saved(task),
             task.tensors[f"dT{i}"],
             record=self.record(q),
@@ -393,7 +481,7 @@ class _SecondLayer(_Layer):
         return [
             *self.output_tensors(None),
             RowTensor(f"Y{i}", width, "in"),
-            RowTensor(f"T{i}", width),
+            RowTensor(f"T{i}", width, self.covered),
             RowTensor(f"Z{i}", width),
             *(RowTensor(name, columns, trains_only=True) for name, columns in self.saved_tensors()),
             *(RowTensor(f"{name}{i}", columns, trains_only=True) for name, columns in backward.items()),
@@ -403,11 +491,26 @@ class _SecondLayer(_Layer):
     def saved_tensors(self) -> list[tuple[str, int]]:
         return [(f"Z{self.index}.{name}", self.heads) for name in ("max", "sum")]
 
+    @property
+    def products(self) -> tuple[str, ...]:
+        return ("dY",)
+
+    @property
+    def matrices(self) -> tuple[str, ...]:
+        return f"W{self.index}", f"Wt{self.index}"
+
     def forward(self) -> list[Stage]:
         return [replace(stage, weighted=stage.kind == "GA") for stage in super().forward()]
 
     def backward(self) -> list[Stage]:
-        return [replace(stage, weighted=stage.kind in ("dAE", "dGA")) for stage in super().backward()]
+        i, made = self.index, list[Stage]()
+        for stage in super().backward():
+            if stage.kind == "dAE":
+                reads, makes = (*stage.reads, f"Y{i}"), (*stage.makes, gradient_of(f"a{i}"))
+                made.append(replace(stage, weighted=True, reads=reads, makes=makes))
+            else:
+                made.append(replace(stage, weighted=stage.kind == "dGA"))
+        return made
 
     # Forward.
 
@@ -424,7 +527,7 @@ class _SecondLayer(_Layer):
 
     def attend(self, task: Task) -> None:
         i = self.index
-        y, r, z = task.sources[f"Y{i}"], task.tensors[f"T{i}"], task.tensors[f"Z{i}"]
+        y, r, z = task.sources[f"Y{i}"], self.targets(task), task.tensors[f"Z{i}"]
         task.part.in_edges.attend_v2(
             y, r, task.weights[f"a{i}"], z, self.saved_v2(task) if task.training else None,
             task.rows, self.key, task.epoch,
@@ -432,7 +535,7 @@ class _SecondLayer(_Layer):
 
     def saved_v2(self, task: Task) -> AttentionV2Saved:
         """Return what the gather leaves to the backward."""
-        return AttentionV2Saved(*(task.tensors[name] for name, _ in self.saved_tensors()))
+        return AttentionV2Saved(*(task.tensors[name] for name in self._saved))
 
     # Backward.
 
@@ -440,7 +543,7 @@ class _SecondLayer(_Layer):
         i, width, n_own = self.index, self.width, task.part.n_own
         task.part.in_edges.attend_v2_targets(
             task.sources[f"Y{i}"],
-            task.tensors[f"T{i}"],
+            self.targets(task),
             task.weights[f"a{i}"],
             task.tensors[f"Z{i}"],
             task.tensors[f"dZ{i}"],
@@ -512,7 +615,9 @@ class _ElsewhereLayer(_Layer):
             if stage.kind != "GA":
                 made.append(stage)
                 continue
-            made.append(Stage("GA", i, self.collect_sources, tensor=f"Y{i}", reads=(f"Y{i}",)))
+            made.append(
+                Stage("GA", i, self.collect_sources, tensor=f"Y{i}", reads=(f"Y{i}",), makes=(f"E{i}",))
+            )
             made.append(Stage("AE", i, self.attend, ops=self.attend_ops))
         return made
 
@@ -522,7 +627,9 @@ class _ElsewhereLayer(_Layer):
             if stage.kind == "dAE":
                 made.append(Stage("dAE", i, self.pack_gradient, ops=self.pack_gradient_ops))
             elif stage.kind == "dGA":
-                made.append(Stage("dGA", i, self.collect_targets, tensor=f"Q{i}", reads=(f"Q{i}",)))
+                made.append(
+                    Stage("dGA", i, self.collect_targets, tensor=f"Q{i}", reads=(f"Q{i}",), makes=(f"F{i}",))
+                )
                 made.append(Stage("dAE", i, self.attend_backward, ops=self.attend_backward_ops))
             else:
                 made.append(stage)
@@ -551,8 +658,7 @@ class _ElsewhereLayer(_Layer):
         return [("attend", slope, reads, self._attended(training=way.training))]
 
     def _attended(self, *, training: bool) -> list[str]:
-        saved = [name for name, _ in self.saved_tensors()] if training else []
-        return [f"Z{self.index}", *saved]
+        return [f"Z{self.index}", *(self._saved if training else ())]
 
     def pack_gradient(self, task: Task) -> None:
         reads, makes = self._packed
@@ -567,8 +673,8 @@ class _ElsewhereLayer(_Layer):
 
     @property
     def _packed(self) -> tuple[list[str], list[str]]:
-        i, saved = self.index, (name for name, _ in self.saved_tensors())
-        return [f"Z{i}", f"dZ{i}", f"T{i}", *saved], [f"dT{i}", f"Q{i}"]
+        i = self.index
+        return [f"Z{i}", f"dZ{i}", f"T{i}", *self._saved], [f"dT{i}", f"Q{i}"]
 
     def attend_backward(self, task: Task) -> None:
         i, edges = self.index, task.slices["out"]

@@ -313,6 +313,12 @@ def names_of(stage: Stage) -> list[str]:
     return [*tensor, *stage.reads, *stage.makes, *(name for op in ops for name in (*op[2], *op[3]))]
 
 
+def read_by(stage: Stage) -> list[str]:
+    """Return the names that a stage reads before it makes them, as far as it tells."""
+    ops = stage.ops(Pass(epoch=1, training=True, n_labelled=1)) if stage.ops is not None else []
+    return [*([stage.tensor] if stage.tensor else []), *stage.reads, *inputs_of(ops)]
+
+
 def inputs_of(ops: Iterable[Op]) -> list[str]:
     """Return the names that ops read before they make them, in order."""
     made: set[str] = set()
