@@ -67,6 +67,31 @@ def assert_same_weights(got, wanted):
             np.testing.assert_array_equal(got[which][name], tensor)
 
 
+@pytest.mark.parametrize("model", ["gcn", "sage", "gat", "gatv2"])
+@pytest.mark.parametrize("goal", [{}, {"patience": 2, "lr": 1e-9}])
+def test_one_graph_server_evaluates_between_epochs(folder, model, goal):
+    """With memory to be saved, epochs and evaluations share row tensors, and no bit differs."""
+    more = {"hidden": 4, "epochs": 7, "eval_every": 2, "intervals": 9, "threads": 2, **goal}
+    found = {}
+    for saves in ("off", "on"):
+        result = dorylus_hpc.fit("ring.npz", run_dir=folder / saves, save_memory=saves, model=model, **more)
+        keys = ("weights_sha256", "loss", "best_epoch", "epochs", "val_accuracy", "test_accuracy")
+        lines = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
+        columns = ("epoch", "loss", "train_accuracy", "val_accuracy", "test_accuracy")
+        seen = [[line[name] for name in columns] for line in lines]
+        found[saves] = [result.summary.get(key) for key in keys], seen
+    assert found["on"] == found["off"]
+    events = json.loads((folder / "on" / "trace.json").read_text())["traceEvents"]
+    tasks = [event for event in events if event["ph"] == "X" and "epoch" in event["args"]]
+    spans = {True: [], False: []}
+    for task in tasks:
+        if task["cat"] == "eval" or task["args"]["epoch"]:
+            spans[task["cat"] == "eval"].append((task["ts"], task["ts"] + task["dur"], task["name"]))
+    work = [span for span in spans[False] if span[2] != "WU"]
+    assert spans[True] and work
+    assert not any(begin < stop and start < end for begin, end, _ in spans[True] for start, stop, _ in work)
+
+
 # ---- the same run, whatever the data is given as
 
 

@@ -142,8 +142,8 @@ class GraphServer:
     tuning
         Of the number of its workers, if that is not fixed.
     in_turn
-        An epoch does not begin before evaluations of weights that came before its own have ended. This must be
-        the only graph server, and weights must come from one rank.
+        An epoch does not begin before evaluations of weights that came before its own have ended. This must
+        be the only graph server, and weights must come from one rank.
     """
 
     def __init__(

@@ -256,6 +256,9 @@ def check_parts(manifest: Manifest, roles: Roles, folder: Path) -> None:
         )
 
 
+_BUSY = 4  # intervals a thread from which threads wait for each other little
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """What all ranks of a run know alike.
@@ -304,9 +307,11 @@ class Plan:
         """Whether evaluations and epochs take turns, on the same row tensors.
 
         That saves memory, and takes no time where all cores work all the time: on one graph server that waits
-        for nobody. No group of an epoch may begin without weights, which evaluations hold back.
+        for nobody, with intervals for all. No group of an epoch may begin without weights, which evaluations
+        hold back.
         """
         config, roles = self.config, self.roles
+        many = config.intervals * len(self.manifest.parts) >= _BUSY * config.threads
         alone = roles.n_graph == 1 and len(roles.weight_ranks) == 1 and config.backend == "cpu"
         first = next((group for group in self.program.training_groups() if group[0].run is not None), ())
         bound = any(
@@ -318,6 +323,7 @@ class Plan:
             and not config.dense_delay
             and not self.evaluated_in_training
             and alone
+            and many
             and bound
         )
 
