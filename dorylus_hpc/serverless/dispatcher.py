@@ -9,12 +9,14 @@ passed), actions go out (invoke, fall back on this server's cores). There is no 
 - A failed attempt is repeated after a pause that doubles, with jitter; after `attempts` of them the server's
   own cores do the task.
 - A throttled attempt (429) does not count. It halves the number of invocations in flight, at most once a
-  pause, and each wave of successes adds one again, up to the limit.
+  pause, and each wave of successes adds one again, up to the limit. A task that has paused for it for as
+  long as an attempt may take is done by the server's own cores.
 - When `breaker` attempts in a row fail, the service is taken for broken: tasks go to the server's cores, and
-  every `probe` seconds one invocation tries whether it is back. A late attempt counts as failed if its task
-  had one before, and no result has come since it started. A task that was throttled for all of `patience`
-  breaks, too, if no result came in that time. What can't get better (wrong credentials, no such function,
-  budget spent) ends invocations for good.
+  every `probe` seconds one invocation tries whether it is back; its task waits for it no longer than
+  `floor`, then is done here, and the answer still counts for the service. A late attempt counts as failed if
+  its task had one before, and no result has come since it started. A task that is done here because it was
+  only throttled, or did not run within `patience`, breaks, too, if no result came in that time. What can't
+  get better (wrong credentials, no such function, budget spent) ends invocations for good.
 
 References: Dorylus (OSDI '21), section 6; Dean and Barroso, "The tail at scale", CACM 2013 (hedged requests).
 """
@@ -113,6 +115,7 @@ class _Task:
     born: float
     tried: int = 0  # attempts that were not throttled
     pauses: int = 0
+    throttled: float = 0.0  # seconds of pauses after 429
     waiting: bool = True  # for its turn to be invoked
     here: bool = False
     flying: set[int] = field(default_factory=set)
@@ -124,6 +127,7 @@ class _Attempt:
     of: _Task  # also when the task has ended
     kind: str
     started: float
+    probe: bool = False
     late: bool = False
 
 
@@ -283,7 +287,7 @@ class Dispatcher:
             task.waiting = False
             self._serial += 1
             attempt = self._serial
-            self._attempts[attempt] = _Attempt(key, task, task.kind, now)
+            self._attempts[attempt] = _Attempt(key, task, task.kind, now, probe=bool(self.broken))
             task.flying.add(attempt)
             self.counters.invocations += 1
             self._count_try(task, 1)
@@ -321,7 +325,8 @@ class Dispatcher:
             one.late = True  # nobody waits for it; its worker may be dead
             self._late += 1
             return
-        end = one.started + self.deadline(task.kind)
+        seconds = self.deadline(task.kind)
+        end = one.started + (min(self._rules.floor, seconds) if one.probe and self.broken else seconds)
         if now < end:
             self._note(min(end, now + self._rules.floor), "attempt", key)
             return
@@ -353,11 +358,14 @@ class Dispatcher:
         elif not self.broken:
             self._queue_later(now, key, task) if pause else self._put_in_queue(key)
 
-    def _queue_later(self, now: float, key: Hashable, task: _Task) -> None:
+    def _queue_later(self, now: float, key: Hashable, task: _Task) -> float:
+        """Let a task wait before its next attempt; for how long."""
         longest = min(self._rules.longest_pause, self._rules.pause * 2**task.pauses)
         task.pauses += 1
         task.waiting = True
-        self._note(now + longest * (0.5 + 0.5 * self._random.random()), "queue", key)
+        pause = longest * (0.5 + 0.5 * self._random.random())
+        self._note(now + pause, "queue", key)
+        return pause
 
     def _throttled(self, now: float, one: _Attempt, task: _Task | None, message: str) -> None:
         self.counters.throttles += 1
@@ -367,10 +375,11 @@ class Dispatcher:
             self._window = max(1.0, min(self._window, self._flying + 1.0) / 2)
             self._slowed_until = now + self._rules.pause
         if task is not None:
-            if now - task.born >= self._rules.patience and not task.flying:
+            patient = now - task.born < self._rules.patience and task.throttled < self.deadline(task.kind)
+            if not patient and not task.flying:
                 self._lose_patience(now, one.task, task)
             elif not one.late and not task.here and not task.waiting:
-                self._queue_later(now, one.task, task)
+                task.throttled += self._queue_later(now, one.task, task)
 
     def _succeeded(self, now: float, one: _Attempt) -> None:
         self._failed_in_a_row, self._succeeded_at = 0, now
