@@ -14,7 +14,7 @@ from botocore.stub import Stubber
 
 from dorylus_hpc.errors import InputError
 from dorylus_hpc.serverless.dispatcher import Result
-from dorylus_hpc.serverless.invoker import Account, Invoker
+from dorylus_hpc.serverless.invoker import Account, Invoker, default_region
 from lambda_pkg import VERSION
 
 NOWHERE = Account("dense", "us-east-1", "http://127.0.0.1:9", "AKIA", "secret")
@@ -215,6 +215,69 @@ def test_no_credentials(unconfigured):
 def test_what_boto3_does_not_take_is_wrong_input(unconfigured, account, told):
     with pytest.raises(InputError, match=f"^Lambda function dense: .*{told}"):
         Invoker(account, connections=1, seconds=1)
+
+
+def listening(said):
+    """An endpoint that answers one call with 200 and ``{}``, and notes what it was sent."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve():
+        with server.accept()[0] as peer:
+            said.append(peer.recv(65536).decode())
+            peer.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
+        server.close()
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    return f"http://127.0.0.1:{server.getsockname()[1]}", thread
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("http_proxy", "http://127.0.0.1:9"),
+        ("HTTP_PROXY", "http://127.0.0.1:9"),
+        ("AWS_PROFILE", "nobody"),
+        ("AWS_DEFAULTS_MODE", "nonsense"),
+        ("AWS_RETRY_MODE", "nonsense"),
+        ("AWS_SESSION_TOKEN", "of somebody else"),
+        ("AWS_CONFIG_FILE", "[default]\nregion = mars-north-1\n[x"),
+        ("AWS_SHARED_CREDENTIALS_FILE", "[default\n"),
+    ],
+)
+def test_a_service_of_this_machine_does_not_depend_on_how_aws_or_the_net_is_set_up(
+    unconfigured, monkeypatch, tmp_path, name, value
+):
+    if name.endswith("_FILE"):
+        (tmp_path / "broken").write_text(value)
+        value = str(tmp_path / "broken")
+    monkeypatch.setenv(name, value)
+    said = []
+    url, thread = listening(said)
+    invoker = Invoker(Account("dense", "us-east-1", url, "AKIA", "secret"), connections=1, seconds=1)
+    assert invoker.invoke(b"{}").result is Result.DONE
+    invoker.close()
+    thread.join(5)
+    assert "/us-east-1/lambda/" in said[0] and "x-amz-security-token" not in said[0].lower()
+
+
+def test_a_proxy_is_for_other_machines(unconfigured, monkeypatch):
+    said = []
+    proxy, thread = listening(said)
+    monkeypatch.setenv("http_proxy", proxy)
+    invoker = Invoker(
+        Account("dense", "us-east-1", "http://far.invalid", "AKIA", "secret"), connections=1, seconds=1
+    )
+    assert invoker.invoke(b"{}").result is Result.DONE
+    invoker.close()
+    thread.join(5)
+    assert said[0].startswith("POST http://far.invalid/")
+
+
+def test_a_profile_that_does_not_exist_is_told_in_a_line(unconfigured, monkeypatch):
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    with pytest.raises(InputError, match=r"^the AWS configuration of this machine: .*nobody"):
+        default_region()
 
 
 # ---- answers that no Lambda gives

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import gc
 import json
+import os
 import re
 import threading
 import time
@@ -13,14 +14,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
+from urllib.parse import urlsplit
 
 import boto3
+import botocore.session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from dorylus_hpc.errors import InputError
 from dorylus_hpc.serverless.dispatcher import Result
 from lambda_pkg import VERSION
+from lambda_pkg.protocol import is_loopback
 
 _THROTTLES = frozenset({"TooManyRequestsException", "EC2ThrottledException", "ThrottlingException"})
 _PASSING = frozenset(
@@ -111,9 +115,11 @@ class Invoker:
     def __init__(self, account: Account, *, connections: int, seconds: float) -> None:
         self._account = account
         config = Config(
-            retries={
-                "total_max_attempts": 1
-            },  # the dispatcher repeats; an SDK that does so too runs a task thrice
+            # The dispatcher repeats; an SDK that does so too runs a task thrice, and one that "adapts" to 429
+            # holds calls back.
+            retries={"total_max_attempts": 1, "mode": "standard"},
+            defaults_mode="legacy",
+            proxies=proxies_to(account.endpoint_url),
             connect_timeout=5,
             read_timeout=seconds + 5,
             max_pool_connections=connections,
@@ -123,7 +129,7 @@ class Invoker:
             response_checksum_validation="when_required",
         )
         try:
-            self._client = boto3.Session().client(  # its own: what others did with the default one is theirs
+            self._client = session_of(account).client(
                 "lambda",
                 region_name=account.region or None,
                 endpoint_url=account.endpoint_url or None,
@@ -228,9 +234,42 @@ class Invoker:
 _FATAL_ERRORS = frozenset({"VersionError", "Runtime.ImportModuleError", "Runtime.HandlerNotFound"})
 
 
+def session_of(account: Account) -> boto3.Session:
+    """Return a new session: what others did with the default one is theirs.
+
+    With keys in the account, the machine's own AWS configuration means something else and is not read.
+    """
+    # As botocore has them: name in a file, name in the environment, value, conversion.
+    nothing = {
+        "profile": (None, None, None, None),
+        "config_file": (None, None, os.devnull, None),
+        "credentials_file": (None, None, os.devnull, None),
+    }
+    session = botocore.session.Session(session_vars=nothing if account.access_key else None)
+    return boto3.Session(botocore_session=session)
+
+
+def proxies_to(endpoint_url: str) -> dict[str, str] | None:
+    """Return no proxies for this machine itself, which another one cannot reach; None: as the system says."""
+    try:
+        host = urlsplit(endpoint_url).hostname
+    except ValueError:  # no URL, which the client says
+        host = None
+    return {} if host and is_loopback(host) else None
+
+
 def default_region() -> str:
-    """Return the region of this machine's AWS configuration; empty if there is none."""
-    return boto3.session.Session().region_name or ""
+    """Return the region of this machine's AWS configuration; empty if there is none.
+
+    Raises
+    ------
+    InputError
+        The configuration cannot be read, or has no such profile.
+    """
+    try:
+        return boto3.session.Session().region_name or ""
+    except BotoCoreError as error:
+        raise InputError(f"the AWS configuration of this machine: {_one_line(error)}") from error
 
 
 def _read(payload: Any) -> bytes:

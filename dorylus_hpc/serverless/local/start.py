@@ -116,16 +116,19 @@ class LocalService:
         **config
             For `botocore.config.Config`; by default there are no retries.
         """
-        import boto3
         from botocore.config import Config
 
-        return boto3.client(
+        from dorylus_hpc.serverless.invoker import Account, proxies_to, session_of
+
+        account = Account(self.settings.function, self.region, self.endpoint_url, self.access_key)
+        defaults = {"retries": {"total_max_attempts": 1}, "proxies": proxies_to(self.endpoint_url)}
+        return session_of(account).client(
             "lambda",
             endpoint_url=self.endpoint_url,
             aws_access_key_id=self.access_key,
             aws_secret_access_key=self.secret_key,
             region_name=self.region,
-            config=Config(**{"retries": {"total_max_attempts": 1}, **config}),
+            config=Config(**{**defaults, **config}),
         )
 
     def statistics(self) -> dict[str, Any]:
