@@ -119,6 +119,13 @@ def test_a_result_that_nobody_has_is_a_failure():
     assert [action.task for _, action in until(dispatcher, 1.0)] == [0]
 
 
+def test_why_a_service_broke_that_answers_without_results():
+    dispatcher, actions = submitted(limit=8, count=8)
+    for action in actions:
+        dispatcher.returned(0.1, action.attempt, Result.DONE)
+    assert dispatcher.broken == "the function answers, but its results do not come"
+
+
 def test_throttling_halves_what_flies_and_does_not_count_as_an_attempt():
     dispatcher, actions = submitted(limit=8, count=16)
     assert len(actions) == 8

@@ -7,6 +7,7 @@ import io
 import json
 import socket
 import threading
+from dataclasses import replace
 
 import pytest
 from botocore.response import StreamingBody
@@ -330,3 +331,62 @@ def test_a_service_that_does_not_answer_is_told_soon(monkeypatch):
         with pytest.raises(InputError, match=r"cannot be used: no answer within 0\.6 s$"):
             invoker.check()
         invoker.close()
+
+
+def test_an_error_whose_body_does_not_end_is_cut():
+    sent = []
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve():
+        with server.accept()[0] as peer:
+            peer.recv(65536)
+            peer.sendall(b"HTTP/1.1 500 Oh\r\nTransfer-Encoding: chunked\r\n\r\n")
+            try:
+                while sum(sent) < 100e6:
+                    peer.sendall(b"10000\r\n" + b"x" * 0x10000 + b"\r\n")
+                    sent.append(0x10000)
+            except OSError:
+                pass
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    account = replace(NOWHERE, endpoint_url=f"http://127.0.0.1:{server.getsockname()[1]}")
+    invoker = Invoker(account, connections=1, seconds=5)
+    invocation = invoker.invoke(b"{}")
+    thread.join(10)
+    server.close()
+    invoker.close()
+    assert invocation.result is Result.FAILED and "(500)" in invocation.message
+    assert len(invocation.message) <= 504 and sum(sent) < 50e6
+
+
+def test_what_the_function_tells_is_one_line_of_bounded_length(stubbed):
+    invoker, stub = stubbed
+    answer(stub, {"errorType": "ValueError", "errorMessage": "no\n" * 10**6}, error="Unhandled")
+    message = invoker.invoke(b"{}").message
+    assert message.startswith("ValueError: no no") and "\n" not in message and len(message) <= 504
+
+
+def test_an_error_of_aws_is_told_whole():
+    url, thread = refusing(b'{"Type": "User", "message": "no such function"}')
+    invoker = Invoker(replace(NOWHERE, endpoint_url=url), connections=1, seconds=1)
+    invocation = invoker.invoke(b"{}")
+    thread.join(5)
+    invoker.close()
+    assert invocation.result is Result.FATAL and invocation.message.endswith("no such function")
+
+
+def refusing(body):
+    """An endpoint that answers one call with 404 and this body."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve():
+        with server.accept()[0] as peer:
+            peer.recv(65536)
+            kind = "x-amzn-ErrorType: ResourceNotFoundException"
+            peer.sendall(f"HTTP/1.1 404 No\r\nContent-Length: {len(body)}\r\n{kind}\r\n\r\n".encode() + body)
+        server.close()
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    return f"http://127.0.0.1:{server.getsockname()[1]}", thread

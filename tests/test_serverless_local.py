@@ -784,6 +784,7 @@ def test_faults_are_written_and_read():
         ("drop=0.6,crash_after=0.6", "together are more than 1"),
         ("delay_seconds=-1", "seconds, at least 0"),
         ("throttle_calls=0", "at least 1"),
+        ("drop=0.1,drop=0.2", "drop is given twice"),
     ):
         with pytest.raises(InputError, match=words):
             Faults.parse(text)

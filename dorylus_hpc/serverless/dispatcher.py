@@ -203,6 +203,8 @@ class Dispatcher:
             self._succeeded(now, one)
         else:  # also one that ended well, but whose result nobody has
             self.counters.failures += 1
+            if result is Result.DONE:
+                message = message or "the function answers, but its results do not come"
             if result is Result.FATAL:
                 self._break(message, for_good=True)
             elif task is not None and not one.late:  # a late one was counted when it became that

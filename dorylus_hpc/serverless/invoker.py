@@ -10,7 +10,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -43,6 +43,9 @@ _PASSING = frozenset(
 )
 _BILLED = re.compile(rb"Billed Duration: (\d{1,9}) ms")
 _LONGEST_ANSWER = 6 * 2**20 + 100  # bytes, as at AWS
+_LONGEST_REFUSAL = 64 << 10  # bytes of an answer that is an error; AWS's have a few hundred
+_LONGEST_MESSAGE = 500  # characters
+_FIRST_REFUSAL = 300  # HTTP statuses from here on are errors to botocore
 _CHECK_SECONDS, _CHECK_CALLS = 10.0, 3  # a call without an answer for so long gets another one beside it
 
 
@@ -139,6 +142,7 @@ class Invoker:
             )
         except (BotoCoreError, ValueError) as error:  # ValueError: an endpoint that is no URL
             raise InputError(f"Lambda function {account.function}: {_one_line(error)}") from error
+        _bound_refusals(self._client)
 
     def check(self) -> Invocation:
         """Call the function once, without work.
@@ -194,7 +198,7 @@ class Invoker:
         if "FunctionError" in response:
             told = answer if isinstance(answer, dict) else {}
             kind = str(told.get("errorType", "error"))
-            message = f"{kind}: {told.get('errorMessage', body[:200])}"
+            message = _one_line(f"{kind}: {told.get('errorMessage', body[:200])}")
             return Invocation(Result.FATAL if kind in _FATAL_ERRORS else Result.FAILED, message, **cost)
         if not isinstance(answer, dict):
             return Invocation(Result.FAILED, f"an answer that is no object: {body[:100]!r}", **cost)
@@ -272,6 +276,37 @@ def default_region() -> str:
         raise InputError(f"the AWS configuration of this machine: {_one_line(error)}") from error
 
 
+def _bound_refusals(client: Any) -> None:
+    """Cut the bodies of errors: botocore reads these by itself, to their end, which may never come."""
+    session = client._endpoint.http_session  # botocore has no door to it
+    send = session.send
+
+    def send_and_bound(request: Any) -> Any:
+        response = send(request)
+        if response.status_code >= _FIRST_REFUSAL:
+            response.raw = _Cut(response.raw)
+        return response
+
+    session.send = send_and_bound
+
+
+class _Cut:
+    """The beginning of a body."""
+
+    def __init__(self, raw: Any) -> None:
+        self._raw = raw
+
+    def stream(self) -> Iterator[bytes]:
+        """Return what botocore reads."""
+        left = _LONGEST_REFUSAL
+        for piece in self._raw.stream(_LONGEST_REFUSAL):
+            yield piece[:left]
+            left -= len(piece)
+            if left <= 0:
+                self._raw.close()  # or the connection would go back to the pool with the rest
+                return
+
+
 def _read(payload: Any) -> bytes:
     """Read an answer, of bounded length."""
     body = b""
@@ -309,5 +344,7 @@ def _is_number(value: object) -> bool:
 _MOST = 1e9  # a count, megabytes, or seconds beyond it are nonsense
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+def _one_line(error: Exception | str) -> str:
+    """What is told of an error; the body of an answer may be in it."""
+    text = " ".join(str(error)[: 2 * _LONGEST_MESSAGE].split()) or type(error).__name__
+    return text if len(text) <= _LONGEST_MESSAGE else f"{text[:_LONGEST_MESSAGE]} ..."

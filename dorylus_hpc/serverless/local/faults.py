@@ -103,6 +103,8 @@ class Faults:
             name, _, value = item.partition("=")
             if name not in kinds:
                 raise InputError(f"faults: {item!r}: {name!r} is none of {', '.join(kinds)}")
+            if name in values:
+                raise InputError(f"faults: {item!r}: {name} is given twice")
             try:
                 values[name] = kinds[name](value)
             except ValueError:
