@@ -544,6 +544,31 @@ def test_nothing_is_left(credentials, service):
     assert left() == before
 
 
+def test_calls_that_never_return_are_paid(credentials, monkeypatch):
+    """They are billed, too: until the end of the run, or for the function's time limit if that is less."""
+    monkeypatch.setattr("dorylus_hpc.serverless.controller._LAST_WAIT", 0.1)
+    work = Work(2)
+    calls = Scripted(lambda number: "lost")
+    with controlling(calls, credentials, timeout=0.05, memory_mb=2048) as controller:
+        work.submit(controller)
+        for _ in range(2):
+            calls.begun.get(timeout=HANGS)
+        account = controller.account()
+        controller.close()
+        assert account.gb_seconds == pytest.approx(2 * 0.05 * 2) and account.call_seconds >= 0.2
+        paid = account.gb_seconds, account.call_seconds
+        calls.over.set()
+        until_calls_ended()
+        account = controller.account()
+        assert (account.gb_seconds, account.call_seconds) == paid  # what comes later is not counted again
+
+
+def until_calls_ended():
+    for thread in threading.enumerate():
+        if thread.name.startswith("calls_"):
+            thread.join(HANGS)
+
+
 def test_closing_with_work_under_way_ends(credentials):
     """Calls hang and tasks wait: nobody is told of an end, nothing is written any more."""
     work = Work(12)

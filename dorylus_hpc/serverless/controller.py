@@ -183,6 +183,8 @@ class Controller:
         self._account = LambdaAccount()
         self._lanes = [*range(4 * settings.most_workers)]
         self._closing = False
+        self._closed = False  # the account, too
+        self._called: dict[int, float] = {}  # attempts whose calls have not returned, and when they began
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._callers: list[threading.Thread] = []
         self._busy = 0  # callers that have a job, or a job that waits for one
@@ -245,7 +247,10 @@ class Controller:
             return billed, counters.invocations - counters.throttles  # AWS bills no throttled ones
 
     def close(self) -> None:
-        """End all threads, but calls that hang: they end with the process. Idempotent."""
+        """End all threads, but calls that hang: they end with the process. Idempotent.
+
+        The account has these calls as well, for as long as they took until now.
+        """
         with self._lock:
             if self._closing:
                 return
@@ -258,6 +263,10 @@ class Controller:
         end = time.monotonic() + _LAST_WAIT
         for caller in self._callers:
             caller.join(max(0.0, end - time.monotonic()))
+        with self._lock:
+            for began in self._called.values():
+                self._note(Invocation(Result.FAILED), time.perf_counter() - began, called=True)
+            self._closed = True
 
     def __enter__(self) -> Self:
         """Return the controller."""
@@ -365,6 +374,8 @@ class Controller:
                     claim,
                 )
                 running.tokens.add(token)
+                with self._lock:
+                    self._called[action.attempt] = began
                 invocation = self._calls.invoke(self._describe(task, token))
             except Exception as error:  # a task that cannot travel: a thread that died would say so to nobody
                 invocation = Invocation(Result.FATAL, f"{type(error).__name__}: {error}")
@@ -376,6 +387,7 @@ class Controller:
             if lane >= 0:
                 heappush(self._lanes, lane)
             self._busy -= 1
+            self._called.pop(action.attempt, None)
             self._note(invocation, elapsed, called=bool(token))
             now, actions = time.perf_counter(), []
             if self._settings.budget and self._spent() >= self._settings.budget:  # before a place is free
@@ -405,7 +417,7 @@ class Controller:
 
     def _note(self, invocation: Invocation, elapsed: float, *, called: bool) -> None:
         account = self._account
-        if not called or invocation.result in (Result.THROTTLED, Result.FATAL):
+        if self._closed or not called or invocation.result in (Result.THROTTLED, Result.FATAL):
             return
         account.call_seconds += elapsed
         longest = self._settings.timeout
