@@ -21,6 +21,7 @@ from dorylus_hpc.nn.gat import gat_program
 from dorylus_hpc.nn.gcn import gcn_program
 from dorylus_hpc.nn.gin import gin_program
 from dorylus_hpc.nn.layers import Choices
+from dorylus_hpc.nn.program import Task
 from dorylus_hpc.nn.sage import sage_program
 
 DEEP = {
@@ -459,6 +460,47 @@ def test_gathers_of_the_layer_before_and_sums_in_place():
     assert report.ok, str(report)
     program = own_model(build, aggregate="sum").build(**OPTIONS)
     assert program.tensors["H1"].ghosts == "in" and program.tensors["dH3"].ghosts == "out"
+
+
+class Exchanged(OwnLayer):
+    """Its functions return what they were given, in the place of something else that they make."""
+
+    aggregate = "gcn"
+
+    def params(self):
+        return [self.matrix("W"), self.matrix("U"), self.bias()]
+
+    def widths(self):
+        return {"Y": self.f_out, "Z": self.f_out}
+
+    def forward(self):
+        return [
+            *self.products(Y="W", Z="U"),
+            self.vertices(lambda y, z: (z, y), "Y Z -> Y Z"),
+            self.gather("Y", "H"),
+            self.vertices(lambda h, z: h + np.tanh(z), "H Z -> H"),
+            *self.finish(),
+        ]
+
+    def backward(self):
+        return [
+            *self.finish_backward(),
+            self.gather_backward("dH", "dY"),
+            self.vertices_backward(lambda d, z: d * (1 - np.tanh(z) ** 2), "dH Z -> dZ"),
+            self.vertices_backward(lambda d_y, d_z: (d_z, d_y), "dY dZ -> dY dZ"),
+            *self.products_backward(Y="W", Z="U"),
+        ]
+
+
+def test_functions_may_return_what_they_were_given():
+    report = check_gradients(Exchanged, layers=[1, 2])
+    assert report.ok, str(report)
+    stages = stack(Exchanged, **OPTIONS | {"hidden": []}).forward
+    exchange = next(stage for stage in stages if stage.makes == ("Y1", "Z1"))
+    y, z = np.array([[0.0], [1.0]]), np.array([[2.0], [3.0]])
+    task = Task(None, (0, 2), {"Y1": y, "Z1": z}, {}, {}, {}, epoch=1, training=True, n_labelled=1)
+    exchange.run(task)
+    assert y.ravel().tolist() == [2, 3] and z.ravel().tolist() == [0, 1]
 
 
 # ---- runs ----

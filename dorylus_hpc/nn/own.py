@@ -72,10 +72,18 @@ class _OnBlocks:
         values = made if isinstance(made, tuple) else (made,)
         if len(values) != len(self.makes):
             raise InputError(f"{self.told} must return {len(self.makes)} arrays, but returned {len(values)}")
-        for name, value in zip(self.makes, values, strict=True):
-            target = task.gradients[name[1:]] if name in self.gradients else task.block(name)
+        targets = [
+            task.gradients[name[1:]] if name in self.gradients else task.block(name) for name in self.makes
+        ]
+        for name, target, value in zip(self.makes, targets, values, strict=True):
             if np.shape(value) != target.shape:
                 raise InputError(f"{self.told}: {name} has shape {target.shape}, got {np.shape(value)}")
+        # What is returned may be what was taken, and lie where something else is written first.
+        apart = [
+            np.array(value) if any(np.may_share_memory(value, other) for other in targets[:number]) else value
+            for number, value in enumerate(values)
+        ]
+        for target, value in zip(targets, apart, strict=True):
             target[...] = value
 
     @property
